@@ -1,0 +1,1 @@
+"""jitney: durable, Redis-native LLM generation by continuous batching."""

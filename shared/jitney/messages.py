@@ -1,0 +1,222 @@
+"""What travels: the job as it was asked for, and the events of its log. JSON, one wire version."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from jitney.errors import InvalidJob
+from jitney.keys import Band, check_tenant
+from jitney.sampling import SEED_BITS, SamplingParams, explain
+
+WIRE_VERSION: Final = 1
+MAX_BODY_BYTES: Final = 1 << 20
+MAX_MESSAGES: Final = 1_024
+
+EventType = Literal["started", "tokens", "finished", "failed", "cancelled", "expired"]
+FinishReason = Literal["stop", "length", "tool_calls"]
+TERMINAL: Final[frozenset[str]] = frozenset({"finished", "failed", "cancelled", "expired"})
+
+
+class RetryPolicy(BaseModel):
+    """How a job that failed for a passing reason is tried again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    max: int = Field(3, ge=1, le=100)
+    backoff_s: float = Field(1.0, ge=0.0, le=86_400.0)
+    jitter: float = Field(0.5, ge=0.0, le=1.0)
+
+
+class JobSpec(BaseModel):
+    """A job as it was asked for: what to say, how to sample, and how long it may take.
+
+    Exactly one of `prompt` (text or token ids) and `messages` (chat). Times are seconds; `not_before` and
+    `deadline` are Unix times. `priority`: lower is sooner, among the same tenant's jobs. Unknown fields
+    are kept and passed on, so that an older process never loses what a newer one wrote.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+    prompt: str | tuple[int, ...] | None = None
+    messages: tuple[dict[str, Any], ...] | None = Field(None, max_length=MAX_MESSAGES)
+    sampling: SamplingParams = SamplingParams()
+    band: Band = "interactive"
+    tenant: str = "-"
+    priority: int = Field(0, ge=-(2**31), lt=2**31)
+    not_before: float | None = Field(None, ge=0)
+    timeout_s: float | None = Field(None, gt=0)
+    queue_timeout_s: float | None = Field(None, gt=0)
+    deadline: float | None = Field(None, gt=0)
+    retry: RetryPolicy = RetryPolicy()
+    on_disconnect: Literal["cancel", "continue"] = "continue"
+    result_ttl_s: int | None = Field(None, ge=1, le=30 * 86_400)
+    cache_salt: str = Field("", max_length=256)
+    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
+    traceparent: str | None = Field(None, max_length=64)
+
+    @field_validator("tenant")
+    @classmethod
+    def _tenant(cls, value: str) -> str:
+        try:
+            return check_tenant(value)
+        except InvalidJob as error:
+            raise ValueError(str(error)) from None
+
+    @model_validator(mode="after")
+    def _one_input(self) -> JobSpec:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give exactly one of prompt and messages")
+        if self.prompt is not None and len(self.prompt) == 0:
+            raise ValueError("prompt is empty: give at least one character or token id")
+        if isinstance(self.prompt, tuple) and min(self.prompt) < 0:
+            raise ValueError(f"prompt holds token id {min(self.prompt)}; ids start at 0")
+        if self.messages is not None and not self.messages:
+            raise ValueError("messages is empty: give at least one message")
+        for number, message in enumerate(self.messages or ()):
+            if not isinstance(message.get("role"), str):
+                raise ValueError(f"messages.{number}.role is missing or not a string")
+        return self
+
+    @classmethod
+    def build(cls, fields: dict[str, Any]) -> JobSpec:
+        """A validated spec. Raises InvalidJob that names field, value and limit."""
+        try:
+            return cls(**fields)
+        except ValidationError as error:
+            raise explain(error) from None
+
+    def seeded(self) -> JobSpec:
+        """The same job with a seed: drawn here when the caller gave none."""
+        if self.sampling.seed is not None:
+            return self
+        sampling = self.sampling.model_copy(update={"seed": secrets.randbits(SEED_BITS)})
+        return self.model_copy(update={"sampling": sampling})
+
+    def encode(self) -> bytes:
+        """The JSON stored at `:body:<id>`. Raises InvalidJob if it is over `MAX_BODY_BYTES`."""
+        fields = self.model_dump(mode="json", exclude_defaults=True)
+        try:
+            body = orjson.dumps({"v": WIRE_VERSION, **fields}, option=orjson.OPT_SORT_KEYS)
+        except TypeError as error:  # a lone surrogate, or a value JSON has no word for
+            raise InvalidJob(f"the job is not valid JSON: {error}") from None
+        if len(body) > MAX_BODY_BYTES:
+            raise InvalidJob(
+                f"the job is {len(body)} bytes; at most {MAX_BODY_BYTES} are allowed", param="prompt"
+            )
+        return body
+
+    @classmethod
+    def decode(cls, body: bytes) -> JobSpec:
+        """The inverse of `encode`, for whatever bytes somebody wrote. Raises InvalidJob."""
+        if len(body) > MAX_BODY_BYTES:
+            raise InvalidJob(
+                f"the job is {len(body)} bytes; at most {MAX_BODY_BYTES} are allowed", code="undecodable"
+            )
+        try:
+            fields = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise InvalidJob(f"the job is not JSON: {error}", code="undecodable") from None
+        if not isinstance(fields, dict):
+            raise InvalidJob("the job is not a JSON object", code="undecodable")
+        version = fields.pop("v", None)
+        if version != WIRE_VERSION:
+            raise InvalidJob(f"wire version {version!r} is not {WIRE_VERSION}", param="v", code="undecodable")
+        return cls.build(fields)
+
+    def estimate(self, bytes_per_token: float) -> int:
+        """Prompt tokens, for bounds and fairness: exact for ids, otherwise from the size in bytes."""
+        if isinstance(self.prompt, tuple):
+            return len(self.prompt)
+        size = len(self.prompt.encode()) if self.prompt else len(orjson.dumps(self.messages))
+        return max(1, math.ceil(size / bytes_per_token))
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One entry of a job's log; also one message of its channel.
+
+    seq: dense from 1 over all events of the job. index: position of the event's first token within its
+    choice. `text` may be empty while something is held back, or come without tokens when it is flushed.
+    `token_ids` and `logprobs` are parallel. A terminal event is the last one, and there is exactly one.
+    """
+
+    type: EventType
+    seq: int
+    choice: int = 0
+    index: int = 0
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[dict[str, Any], ...] | None = None
+    finish_reason: FinishReason | None = None
+    attempt: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    resumed_tokens: int | None = None
+    choices: tuple[dict[str, Any], ...] | None = None
+    usage: dict[str, int] | None = None
+    error: dict[str, Any] | None = None
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.type in TERMINAL
+
+    def encode(self) -> bytes:
+        """The bytes of the log, the channel and (wrapped) of server-sent events. Absent = default."""
+        fields: dict[str, Any] = {"v": WIRE_VERSION, "type": self.type, "seq": self.seq}
+        if self.type == "tokens":
+            if self.choice:
+                fields["choice"] = self.choice
+            fields |= {"index": self.index, "token_ids": self.token_ids, "text": self.text}
+        for name in _OPTIONAL:
+            value = getattr(self, name)
+            if value is not None:
+                fields[name] = value
+        return orjson.dumps(fields)
+
+    @classmethod
+    def decode(cls, payload: bytes | str) -> Event:
+        """The inverse of `encode`. Unknown fields of a newer writer are passed over."""
+        fields = orjson.loads(payload)
+        return cls(
+            type=fields["type"],
+            seq=fields["seq"],
+            choice=fields.get("choice", 0),
+            index=fields.get("index", 0),
+            token_ids=tuple(fields.get("token_ids", ())),
+            text=fields.get("text", ""),
+            logprobs=_tuple_or_none(fields.get("logprobs")),
+            choices=_tuple_or_none(fields.get("choices")),
+            **{name: fields.get(name) for name in _OPTIONAL if name not in ("logprobs", "choices")},
+        )
+
+
+_OPTIONAL: Final = (
+    "attempt",
+    "prompt_tokens",
+    "cached_tokens",
+    "resumed_tokens",
+    "logprobs",
+    "finish_reason",
+    "choices",
+    "usage",
+    "error",
+)
+
+
+def _tuple_or_none(value: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...] | None:
+    return None if value is None else tuple(value)
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> dict[str, int]:
+    """The `usage` of a terminal event."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "cached_tokens": cached_tokens,
+    }

@@ -1,0 +1,176 @@
+"""What the engine asks of its neighbours (`ModelRunner`, `TextRules`), and what it offers them (`Engine`).
+
+Plain values only: nothing here is shared between threads or tied to a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from jitney_worker.engine.sequence import FinishReason, Sequence, SequenceId, SequenceRequest
+
+
+@dataclass(slots=True)
+class ScheduledSequence:
+    """Tokens [start, stop) of one sequence are computed in this step; earlier ones are in the cache.
+
+    samples: stop == num_tokens, so the logits at stop - 1 choose the next token. The runner reads
+    `sequence.token_ids` and `sequence.block_table` and changes neither.
+    """
+
+    sequence: Sequence
+    start: int
+    stop: int
+    samples: bool
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """One step: who computes what. Falsy when there is nothing to do."""
+
+    step: int
+    scheduled: list[ScheduledSequence]
+    num_tokens: int
+    preempted: list[SequenceId] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities under the unfiltered distribution (temperature 1).
+
+    top: the k most probable (token id, logprob), most probable first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One chosen token."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowFailure:
+    """This row's logits cannot be sampled from (NaN, +Inf, or nothing but −Inf). Only its sequence fails."""
+
+    code: str
+    message: str
+
+
+@dataclass(slots=True)
+class ModelOutput:
+    """One entry for each scheduled sequence that samples, in the order of `SchedulerOutput.scheduled`."""
+
+    rows: list[Sampled | RowFailure]
+
+
+class ModelRunner(Protocol):
+    """Computes a step: writes K and V of every scheduled token, samples where a row asks for it."""
+
+    def execute(self, scheduled: SchedulerOutput) -> ModelOutput: ...
+
+
+class TextRules(Protocol):
+    """Stop strings (and later grammars), for the sequences that have them. Called on the engine thread."""
+
+    def start(self, sequence_id: SequenceId, output_ids: ListLike[int]) -> None:
+        """A sequence enters, with the output it already has. Its rules were registered beforehand."""
+        ...
+
+    def advance(self, sequence_id: SequenceId, token_id: int) -> FinishReason | None:
+        """One more token; the reason if it ends the sequence."""
+        ...
+
+    def drop(self, sequence_id: SequenceId) -> None:
+        """The sequence has left."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceDelta:
+    """What one sequence gained in one step, or how it ended.
+
+    Exactly one of `finish_reason` and `error` is set on a sequence's last delta, neither before.
+    num_cached_tokens: prompt tokens served from the prefix cache at its first admission.
+    """
+
+    id: SequenceId
+    step: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: RowFailure | None = None
+    num_cached_tokens: int = 0
+    joined_step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How much room there is now. `free_seats` counts what running and waiting sequences leave over."""
+
+    free_seats: int
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One line of a snapshot: a running sequence."""
+
+    id: SequenceId
+    joined_step: int
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """The batch as it stands after a step, for pages and `top`."""
+
+    step: int
+    seats: tuple[Seat, ...]
+    capacity: Capacity
+    num_preemptions: int
+    num_generated_tokens: int
+    num_computed_tokens: int
+
+
+class Engine(Protocol):
+    """What the runtime sees of an engine. One thread calls it; nothing awaits."""
+
+    @property
+    def features(self) -> dict[str, Any]:
+        """Facts for the worker's heartbeat: max_num_seqs, max_model_len, num_blocks, policy and so on."""
+        ...
+
+    def capacity(self) -> Capacity: ...
+
+    def check_fits(self, request: SequenceRequest) -> None:
+        """Raise PromptTooLong (with the numbers) for what can never fit. Pure: callable from any thread."""
+        ...
+
+    def add(self, request: SequenceRequest) -> None:
+        """Take a sequence in; it joins at the next step that has room. Raises as `check_fits`."""
+        ...
+
+    def abort(self, sequence_id: SequenceId) -> bool:
+        """Drop a sequence and free its blocks at once. False if it is unknown (already gone)."""
+        ...
+
+    def has_work(self) -> bool: ...
+
+    def step(self) -> list[SequenceDelta]: ...
+
+    def snapshot(self) -> EngineSnapshot: ...

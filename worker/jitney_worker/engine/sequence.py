@@ -1,0 +1,91 @@
+"""A sequence: a run of token ids that asks to be continued, and how far it has been computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NewType
+
+SequenceId = NewType("SequenceId", str)
+"""`<job id>/<choice>`: a job with n = 4 has four."""
+
+FinishReason = Literal["stop", "length"]
+OrderKey = tuple[int, float, int, int]
+"""(band, tenant's virtual time, priority, arrival): lower runs sooner, the last one is preempted first."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceParams:
+    """What the engine and the sampler must know of a job's options; everything resolved, nothing optional.
+
+    max_tokens: output tokens at most, those of earlier attempts included.
+    stop_token_ids: ids that end the sequence (the model's own end tokens are in it unless they are ignored).
+    num_logprobs: None = none; k = the chosen token's log probability and the k most probable ones.
+    has_stop_strings: True if `TextRules` must look at every new token.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    choice: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    num_logprobs: int | None = None
+    has_stop_strings: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRequest:
+    """A sequence on its way into the engine. `output_ids` are the tokens of earlier attempts."""
+
+    id: SequenceId
+    prompt_ids: tuple[int, ...]
+    params: SequenceParams
+    order_key: OrderKey
+    output_ids: tuple[int, ...] = ()
+    cache_salt: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request inside the engine. Only the scheduler and the block manager write to it.
+
+    token_ids: prompt and output. num_computed_tokens: how many of them have their K and V in the cache;
+    it chases len(token_ids), and prefill, decode, resumption and recomputation are all that one difference.
+    """
+
+    request: SequenceRequest
+    token_ids: list[int]
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    block_table: list[int] = field(default_factory=list)
+    joined_step: int | None = None
+    num_preemptions: int = 0
+
+    @classmethod
+    def of(cls, request: SequenceRequest) -> Sequence:
+        return cls(request, [*request.prompt_ids, *request.output_ids])
+
+    @property
+    def id(self) -> SequenceId:
+        return self.request.id
+
+    @property
+    def params(self) -> SequenceParams:
+        return self.request.params
+
+    @property
+    def order_key(self) -> OrderKey:
+        return self.request.order_key
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.request.prompt_ids)
