@@ -16,9 +16,7 @@ BLOCK_MARGIN_S = 5.0
 
 # redis-py 8 changes the shape of replies with the protocol unless told not to; older ones have no such switch.
 _ONE_SHAPE: dict[str, Any] = (
-    {"legacy_responses": False}
-    if "legacy_responses" in inspect.signature(aredis.Redis.__init__).parameters
-    else {}
+    {"legacy_responses": False} if "legacy_responses" in inspect.signature(aredis.Redis.__init__).parameters else {}
 )
 
 

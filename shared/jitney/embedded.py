@@ -136,9 +136,7 @@ class EmbeddedServer:
     def __enter__(self) -> EmbeddedServer:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.stop()
 
     def _configuration(self) -> str:
@@ -166,17 +164,13 @@ class EmbeddedServer:
         with contextlib.closing(client):
             while time.monotonic() < deadline:
                 if self._child.poll() is not None:
-                    raise ServerError(
-                        f"{self.binary.name} ended with {self._child.returncode}: {self._last_words()}"
-                    )
+                    raise ServerError(f"{self.binary.name} ended with {self._child.returncode}: {self._last_words()}")
                 # Loading a large file answers with an error for a while: that is not ready either.
                 with contextlib.suppress(redis.RedisError):
                     if client.ping():
                         return
                 time.sleep(0.02)
-        raise ServerError(
-            f"{self.binary.name} did not answer within {START_TIMEOUT_S:.0f} s: {self._last_words()}"
-        )
+        raise ServerError(f"{self.binary.name} did not answer within {START_TIMEOUT_S:.0f} s: {self._last_words()}")
 
     def _last_words(self) -> str:
         log = self.data_dir / "redis.log"

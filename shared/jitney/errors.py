@@ -69,9 +69,7 @@ class UnknownQueue(InvalidJob):
 
     def __init__(self, name: str, known: list[str]) -> None:
         names = ", ".join(sorted(known)) or "none yet: start a worker"
-        super().__init__(
-            f"unknown model or queue {name[:80]!r}; known: {names}", param="model", code="model_not_found"
-        )
+        super().__init__(f"unknown model or queue {name[:80]!r}; known: {names}", param="model", code="model_not_found")
         self.name = name
         self.known = known
 
@@ -119,9 +117,7 @@ class JobNotFound(JitneyError):
 class JobEnded(JitneyError):
     """A job ended otherwise than `finished`. `text` is what it had said by then."""
 
-    def __init__(
-        self, message: str, *, job_id: str, text: str = "", error: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, message: str, *, job_id: str, text: str = "", error: dict[str, Any] | None = None) -> None:
         super().__init__(message)
         self.job_id = job_id
         self.text = text

@@ -106,18 +106,14 @@ class JobSpec(BaseModel):
         except TypeError as error:  # a lone surrogate, or a value JSON has no word for
             raise InvalidJob(f"the job is not valid JSON: {error}") from None
         if len(body) > MAX_BODY_BYTES:
-            raise InvalidJob(
-                f"the job is {len(body)} bytes; at most {MAX_BODY_BYTES} are allowed", param="prompt"
-            )
+            raise InvalidJob(f"the job is {len(body)} bytes; at most {MAX_BODY_BYTES} are allowed", param="prompt")
         return body
 
     @classmethod
     def decode(cls, body: bytes) -> JobSpec:
         """The inverse of `encode`, for whatever bytes somebody wrote. Raises InvalidJob."""
         if len(body) > MAX_BODY_BYTES:
-            raise InvalidJob(
-                f"the job is {len(body)} bytes; at most {MAX_BODY_BYTES} are allowed", code="undecodable"
-            )
+            raise InvalidJob(f"the job is {len(body)} bytes; at most {MAX_BODY_BYTES} are allowed", code="undecodable")
         try:
             fields = orjson.loads(body)
         except orjson.JSONDecodeError as error:

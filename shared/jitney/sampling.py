@@ -89,10 +89,7 @@ def explain(error: ValidationError, *, prefix: str = "") -> InvalidJob:
     where = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function-"))
     name = f"{prefix}{where}" if where else prefix.rstrip(".")
     given = first.get("input")
-    if isinstance(given, float) and not math.isfinite(given):
-        shown = str(given)
-    else:
-        shown = repr(given)
+    shown = str(given) if isinstance(given, float) and not math.isfinite(given) else repr(given)
     if len(shown) > 64:
         shown = shown[:61] + "..."
     message = str(first["msg"]).removeprefix("Value error, ")
