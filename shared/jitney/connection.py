@@ -13,6 +13,7 @@ Redis = aredis.Redis
 """An asyncio client made by this module: bytes in, bytes out."""
 
 BLOCK_MARGIN_S = 5.0
+POOL_WAIT_S = 20.0
 
 # redis-py 8 changes the shape of replies with the protocol unless told not to; older ones have no such switch.
 _ONE_SHAPE: dict[str, Any] = (
@@ -21,9 +22,13 @@ _ONE_SHAPE: dict[str, Any] = (
 
 
 def connect(url: str, *, name: str = "jitney", timeout_s: float = 5.0, max_connections: int = 32) -> Redis:
-    """A client for short calls: a lost connection is tried again three times, then the error is the caller's."""
-    client: Redis = aredis.Redis.from_url(
+    """A client for short calls: a lost connection is tried again three times, then the error is the caller's.
+
+    More calls at once than `max_connections` wait for a free one: the plain pool would refuse them.
+    """
+    pool = aredis.BlockingConnectionPool.from_url(
         url,
+        timeout=POOL_WAIT_S,
         socket_timeout=timeout_s,
         socket_connect_timeout=timeout_s,
         socket_keepalive=True,
@@ -33,6 +38,7 @@ def connect(url: str, *, name: str = "jitney", timeout_s: float = 5.0, max_conne
         retry=Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.5), 3),
         **_ONE_SHAPE,
     )
+    client: Redis = aredis.Redis.from_pool(pool)
     return client
 
 

@@ -22,6 +22,7 @@ from types import TracebackType
 import redis
 
 from jitney.errors import ServerError
+from jitney.tether import tether
 
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 10.0
@@ -63,6 +64,7 @@ class EmbeddedServer:
     data_dir: where the append-only file and the log live. port: 0 takes a free one.
     password: generated when absent, so that another user of the machine cannot connect.
     appendfsync: `everysec` may lose about a second of accepted jobs in a power cut, `always` none.
+    tethered: the server ends when this process does, however it ends (Linux; start it from the main thread).
     """
 
     def __init__(
@@ -73,12 +75,14 @@ class EmbeddedServer:
         port: int = 0,
         password: str | None = None,
         appendfsync: str = "everysec",
+        tethered: bool = False,
     ) -> None:
         self.data_dir = data_dir
         self.binary = binary or find_server()
         self.port = port
         self.password = password or secrets.token_urlsafe(24)
         self.appendfsync = appendfsync
+        self.tethered = tethered
         self._child: subprocess.Popen[bytes] | None = None
 
     @property
@@ -105,6 +109,7 @@ class EmbeddedServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=tether(signal.SIGTERM) if self.tethered else None,
             )
         try:
             self._wait_until_ready()

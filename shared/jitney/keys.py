@@ -82,6 +82,7 @@ class Keys:
         self.virtual_time = f"{self.prefix}:vt"
         self.weights = f"{self.prefix}:weights"
         self.fingerprints = f"{self.prefix}:fps"
+        self.workers = f"{self.prefix}:workers"
 
     def jobs(self, band: str, tenant: str) -> str:
         return f"{self.prefix}:jobs:{band}:{tenant}"

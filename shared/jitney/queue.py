@@ -1,127 +1,357 @@
-"""The queue's contract: one typed method per script. Every script does one guarded, atomic thing."""
+"""The queue's contract: one typed method per script. Every script does one guarded, atomic thing.
+
+Events: the log is the stream `:tokens:<id>` with ids `<seq>-0` and one field `e`; the same bytes go to
+the channel of the same name, one message per event. `:ctl:<worker>` carries
+`{"type":"cancel","id":…,"fence":…}` to the owner of a cancelled job.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal, TypeVar, cast
 
+import orjson
+from redis.exceptions import BusyLoadingError, ConnectionError, ReadOnlyError, RedisError, ResponseError, TimeoutError
+
+from jitney import folding, replies, scripts
 from jitney.connection import Redis
-from jitney.keys import Band, Fence, JobId, Keys
+from jitney.errors import QueueUnavailable
+from jitney.keys import Fence, JobId, Keys
+from jitney.records import (
+    Append,
+    Cancelled,
+    Claimed,
+    DeadJob,
+    Delivery,
+    Ending,
+    Enqueued,
+    Entry,
+    FinishOutcome,
+    Held,
+    JobState,
+    JobStatus,
+    Limits,
+    Refusal,
+    ReleaseOutcome,
+    RetryOutcome,
+    Swept,
+    pack_ids,
+    unpack_ids,
+)
 
+__all__ = [
+    "Append",
+    "Cancelled",
+    "Claimed",
+    "DeadJob",
+    "Delivery",
+    "Ending",
+    "Enqueued",
+    "Entry",
+    "FinishOutcome",
+    "Held",
+    "JobState",
+    "JobStatus",
+    "Limits",
+    "Queue",
+    "Refusal",
+    "ReleaseOutcome",
+    "RetryOutcome",
+    "Swept",
+    "pack_ids",
+    "unpack_ids",
+]
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds on what may wait, checked in the same script as the write. 0 = no bound."""
+RENEW_SLICE: Final = 256
+APPEND_SLICE: Final = 64
+"""Longer calls would hold up the server: 64 jobs take about a third of a millisecond."""
 
-    max_waiting_jobs: int = 100_000
-    max_waiting_tokens: int = 0
-    max_tenant_jobs: int = 0
-    max_later_jobs: int = 100_000
+LOG_PAGE: Final = 256
+STREAM_TTL_S: Final = 600.0
 
+_REFUSED_WRITES = (
+    "OOM",
+    "READONLY",
+    "LOADING",
+    "MISCONF",
+    "NOREPLICAS",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "BUSY",
+    "TRYAGAIN",
+)
 
-@dataclass(frozen=True, slots=True)
-class Enqueued:
-    """What `enqueue` answered: the job's id (an earlier job's, when an idempotency key matched)."""
-
-    id: JobId
-    duplicate: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """One handing-out of a job.
-
-    fence: nonce of this claim; every later write must carry it. tries: claims so far, this one included.
-    strikes: claims in a row that ended without progress (> 0: a suspect, to be run alone).
-    seq: last event in the log, 0 for a job that has said nothing. num_tokens: completion tokens so far.
-    at_ms: enqueue time by the server's clock. virtual_time: the tenant's service when it was picked.
-    body: the job's bytes as somebody wrote them. prompt_ids: stored by the first append of an earlier claim.
-    """
-
-    id: JobId
-    band: Band
-    tenant: str
-    fence: Fence
-    tries: int
-    strikes: int
-    seq: int
-    num_tokens: int
-    at_ms: int
-    virtual_time: float
-    fingerprint: str
-    body: bytes
-    prompt_ids: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """Deliveries, and what else the claim found out.
-
-    gone: jobs ended or dropped on the way (expired, dead, body lost). num_moved: jobs of another
-    fingerprint moved to their own waiting place. num_waiting: jobs still waiting in the queue.
-    next_due_ms: until the next delayed job is due, None when there is none.
-    """
-
-    deliveries: tuple[Delivery, ...]
-    gone: tuple[JobId, ...] = ()
-    num_moved: int = 0
-    num_waiting: int = 0
-    next_due_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A job that this worker holds, for `renew`."""
-
-    id: JobId
-    fence: Fence
-    band: Band
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """Events of one job in one step. first_seq: seq of events[0]; num_tokens: completion tokens after them.
-
-    prompt_ids and fingerprint: given once, with a claim's first append (prompt ids packed as in `pack_ids`).
-    """
-
-    id: JobId
-    fence: Fence
-    first_seq: int
-    num_tokens: int
-    events: Sequence[bytes]
-    prompt_ids: bytes | None = None
-    num_prompt_tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """An append that wrote nothing. `seq` is the log's last seq when the reason is `seq`."""
-
-    id: JobId
-    reason: Literal["fence", "seq", "nolog", "error"]
-    seq: int = 0
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """The last events of a job, the terminal one last, all of them written with its state in one script."""
-
-    id: JobId
-    fence: Fence
-    first_seq: int
-    num_tokens: int
-    reason: str
-    events: Sequence[bytes]
-    keep_s: int = 3_600
+_Item = TypeVar("_Item")
 
 
 class Queue:
-    """One queue over one client. Methods may be awaited concurrently."""
+    """One queue over one client. Methods may be awaited concurrently.
+
+    `enqueue` and `cancel` raise QueueUnavailable when Redis does not answer or refuses to write; the other
+    methods let its own errors through, because a worker decides differently on each.
+    """
 
     def __init__(self, redis: Redis, name: str) -> None:
         self.redis = redis
         self.name = name
         self.keys = Keys(name)
+
+    # --- what a client does -------------------------------------------------------------------------------
+
+    async def enqueue(self, entry: Entry, limits: Limits = Limits()) -> Enqueued:  # noqa: B008 (frozen)
+        """Write a job, once. The same id or idempotency key with the same digest answers the job that exists.
+
+        Raises IdempotencyConflict, Overloaded (nothing was written), QueueUnavailable.
+        """
+        keys = [self.keys.counts, self.keys.job(entry.id), self.keys.tokens(entry.id)]
+        if entry.idempotency_key is not None:
+            keys.append(self.keys.idempotency(entry.tenant, entry.idempotency_key))
+        arguments: list[scripts.Argument] = [
+            entry.id,
+            entry.digest,
+            entry.body,
+            entry.band,
+            entry.tenant,
+            entry.num_prompt_tokens,
+            entry.max_tokens or 0,
+            _ms(entry.not_before),
+            _ms(entry.deadline),
+            _ms(entry.timeout_s),
+            _ms(entry.queue_timeout_s),
+            _ms(entry.result_ttl_s),
+            limits.max_waiting_jobs,
+            limits.max_waiting_tokens,
+            limits.max_tenant_jobs,
+            limits.max_later_jobs,
+        ]
+        return replies.enqueued(await self._run_or_unavailable("enqueue", keys, arguments))
+
+    async def cancel(self, id: JobId, *, keep_s: int | None = None) -> Cancelled:
+        """End a job now, in whatever state it is. keep_s: life of the result, None = as the job asked.
+
+        Raises QueueUnavailable.
+        """
+        keys = [self.keys.counts, self.keys.job(id), self.keys.tokens(id)]
+        reply = await self._run_or_unavailable("cancel", keys, [id, "" if keep_s is None else _ms(keep_s)])
+        outcome = cast(Literal["cancelled", "done", "notfound"], replies.text(reply[0]))
+        return Cancelled(outcome, replies.text(reply[1]) if len(reply) > 1 else "")
+
+    async def status(self, id: JobId) -> JobStatus | None:
+        """The job's record; None if there is none (never was, or its result's life is over)."""
+        fields: Any = await self.redis.hgetall(self.keys.job(id))
+        return replies.job_status(id, fields) if fields else None
+
+    async def read_log(self, id: JobId, after_seq: int = 0, *, count: int = LOG_PAGE) -> list[bytes] | None:
+        """At most `count` events after `after_seq`, in order; None if neither log nor record exists."""
+        return await folding.read_log(self.redis, self.keys, id, after_seq, count)
+
+    # --- what a worker does -------------------------------------------------------------------------------
+
+    async def claim(
+        self,
+        worker: str,
+        nonce: str,
+        *,
+        credit: int,
+        fingerprint: str,
+        lease_s: float,
+        scan: bool = True,
+        keep_s: int = 3_600,
+        max_strikes: int = 3,
+        max_tries: int = 10,
+    ) -> Claimed:
+        """Take up to `credit` jobs. nonce: never used before, because fences are made from it.
+
+        scan: also look for expired leases and delayed jobs. keep_s: life of what ends here and named none.
+        Not to be sent twice: after an error, `adopt` tells what was handed out.
+        """
+        arguments: list[scripts.Argument] = [
+            worker,
+            nonce,
+            credit,
+            fingerprint,
+            _ms(lease_s),
+            int(scan),
+            _ms(keep_s),
+            max_strikes,
+            max_tries,
+        ]
+        return replies.claimed(await self._run("claim", [self.keys.counts], arguments))
+
+    async def adopt(self, worker: str, nonce: str) -> tuple[Delivery, ...]:
+        """Deliveries of the worker's last claim that are still its own, if that claim had this nonce."""
+        reply = await self._run("adopt", [self.keys.counts], [worker, nonce])
+        return tuple(replies.delivery(row) for row in reply)
+
+    async def renew(self, lease_s: float, held: Sequence[Held]) -> set[JobId]:
+        """Extend the leases of `held` to `lease_s` from now. Returns the jobs that another claim owns or that ended."""
+        calls = [
+            self._call(
+                [self.keys.counts], [_ms(lease_s), *(word for job in part for word in (job.id, job.fence, job.band))]
+            )
+            for part in _slices(held, RENEW_SLICE)
+        ]
+        lost = await scripts.run_each(self.redis, scripts.load("renew"), calls)
+        return {JobId(replies.text(id)) for reply in lost for id in reply}
+
+    async def append(self, appends: Sequence[Append]) -> list[Refusal]:
+        """Write the events of one step of many jobs, each job on its own. Returns those refused.
+
+        May be repeated after a lost reply: what had been written is then not reported.
+        """
+        parts = list(_slices(appends, APPEND_SLICE))
+        answers = await scripts.run_each(
+            self.redis, scripts.load("append"), [self._append_call(part) for part in parts]
+        )
+        return [
+            refusal for part, reply in zip(parts, answers, strict=True) for refusal in replies.refusals(part, reply)
+        ]
+
+    async def finish(self, ending: Ending) -> FinishOutcome:
+        """End a job with its last events. May be repeated after a lost reply."""
+        keys = [self.keys.counts, self.keys.job(ending.id), self.keys.tokens(ending.id)]
+        arguments: list[scripts.Argument] = [
+            ending.id,
+            ending.fence,
+            ending.first_seq,
+            ending.num_tokens,
+            "" if ending.num_prompt_tokens is None else ending.num_prompt_tokens,
+            ending.reason,
+            "" if ending.keep_s is None else _ms(ending.keep_s),
+            ending.dead_reason or "",
+            *ending.events,
+        ]
+        reply = await self._run("finish", keys, arguments)
+        outcome = replies.text(reply[0])
+        if outcome == "done" and replies.text(reply[2]) == ending.fence:
+            return "ok"
+        return cast(FinishOutcome, outcome)
+
+    async def release(self, id: JobId, fence: Fence, *, delay_s: float = 0.0) -> ReleaseOutcome:
+        """Hand a job back, to be claimed at once or after `delay_s`. Burns no attempt."""
+        reply = await self._run("release", [self.keys.counts, self.keys.job(id)], [id, fence, _ms(delay_s)])
+        return cast(ReleaseOutcome, replies.text(reply[0]))
+
+    async def retry(
+        self,
+        id: JobId,
+        fence: Fence,
+        *,
+        delay_s: float = 0.0,
+        keep_s: int = 3_600,
+        max_strikes: int = 3,
+        max_tries: int = 10,
+        error: dict[str, Any] | None = None,
+    ) -> RetryOutcome:
+        """Hand a job back after a failure. The attempt counts; the last one ends the job with `error` and buries it."""
+        keys = [self.keys.counts, self.keys.job(id), self.keys.tokens(id)]
+        last_error = b"" if error is None else orjson.dumps(error)
+        arguments: list[scripts.Argument] = [id, fence, _ms(delay_s), _ms(keep_s), max_strikes, max_tries, last_error]
+        return cast(RetryOutcome, replies.text((await self._run("retry", keys, arguments))[0]))
+
+    async def wait_bell(self, blocking: Redis, fingerprint: str, timeout_s: float) -> bool:
+        """True as soon as something may be claimable, False after `timeout_s`. `blocking`: `connect_blocking`'s."""
+        bells = [self.keys.bell_for(fingerprint), self.keys.bell]
+        return await blocking.blpop(bells, timeout=timeout_s) is not None
+
+    # --- what keeps the queue in order --------------------------------------------------------------------
+
+    async def janitor(
+        self,
+        *,
+        fingerprint: str = "",
+        resume_wait_s: float = 60.0,
+        resume_mismatch: Literal["fail", "continue"] = "fail",
+        keep_s: int = 3_600,
+        slice_size: int = 64,
+    ) -> Swept:
+        """What no claim comes across: delayed jobs, deadlines in a jam, orphans of a build, counts.
+
+        Every worker calls it once per lease with its own `fingerprint`, which also says that this build lives.
+        """
+        arguments: list[scripts.Argument] = [slice_size, _ms(resume_wait_s), resume_mismatch, _ms(keep_s), fingerprint]
+        return Swept(*map(int, await self._run("janitor", [self.keys.counts], arguments)))
+
+    async def repair(self, id: JobId) -> str:
+        """Put a job into the place its state names; 'ok' when it is there, otherwise what was done."""
+        return replies.text(await self._run("repair", [self.keys.counts, self.keys.job(id)], [id]))
+
+    async def fold(self, id: JobId) -> str:
+        """Replace the log of an ended job by one compressed string: 'ok', 'changed' or 'gone'."""
+        payloads = await folding.read_stream(self.redis, self.keys, id)
+        keys = [self.keys.counts, self.keys.job(id), self.keys.tokens(id)]
+        return replies.text(await self._run("fold", keys, [id, len(payloads), folding.pack_log(payloads)]))
+
+    async def fold_ended(self, older_than_s: float = STREAM_TTL_S, limit: int = 64) -> int:
+        """Fold up to `limit` logs of jobs that ended more than `older_than_s` ago. Returns how many were folded."""
+        seconds, _ = await self.redis.time()
+        ids = await self.redis.zrange(
+            self.keys.ended, "-inf", _ms(seconds - older_than_s), byscore=True, offset=0, num=limit
+        )
+        return [await self.fold(JobId(replies.text(id))) for id in ids].count("ok")
+
+    async def counts(self) -> tuple[int, int]:
+        """Waiting jobs, and their prompt tokens."""
+        jobs, tokens = await self.redis.hmget(self.keys.counts, "jobs", "tok")
+        return int(jobs or 0), int(tokens or 0)
+
+    async def dead(self, *, count: int = 100) -> list[DeadJob]:
+        """The youngest buried entries, youngest first."""
+        entries: Any = await self.redis.xrevrange(self.keys.dead, count=count)
+        return [replies.dead_job(entry_id, fields) for entry_id, fields in entries]
+
+    async def epoch(self) -> str:
+        """Identity of the data set: another value, and everything that was known of this queue is lost."""
+        pipeline = self.redis.pipeline(transaction=True)
+        pipeline.set(self.keys.epoch, secrets.token_hex(8), nx=True)
+        pipeline.get(self.keys.epoch)
+        return replies.text((await pipeline.execute())[1])
+
+    # --- calls --------------------------------------------------------------------------------------------
+
+    def _call(self, keys: Sequence[str], arguments: Sequence[scripts.Argument]) -> scripts.Call:
+        return scripts.Call(keys, [self.keys.prefix, *arguments])
+
+    async def _run(self, name: str, keys: Sequence[str], arguments: Sequence[scripts.Argument]) -> Any:
+        return await scripts.run(self.redis, scripts.load(name), self._call(keys, arguments))
+
+    async def _run_or_unavailable(self, name: str, keys: Sequence[str], arguments: Sequence[scripts.Argument]) -> Any:
+        try:
+            return await self._run(name, keys, arguments)
+        except (ConnectionError, TimeoutError, ReadOnlyError, BusyLoadingError) as error:
+            raise QueueUnavailable(f"Redis does not take the job: {error}") from error
+        except ResponseError as error:
+            if not _refuses_writes(error):
+                raise
+            raise QueueUnavailable(f"Redis refuses to write: {error}") from error
+
+    def _append_call(self, appends: Sequence[Append]) -> scripts.Call:
+        keys, arguments = [self.keys.counts], list[scripts.Argument]()
+        for append in appends:
+            keys += (self.keys.job(append.id), self.keys.tokens(append.id))
+            arguments += (
+                append.fence,
+                append.first_seq,
+                append.num_tokens,
+                "" if append.num_prompt_tokens is None else append.num_prompt_tokens,
+                append.prompt_ids or b"",
+                len(append.events),
+                *append.events,
+            )
+        return self._call(keys, arguments)
+
+
+def _refuses_writes(error: RedisError) -> bool:
+    """redis-py strips the code of some errors and keeps it on others."""
+    return type(error).__name__ == "OutOfMemoryError" or str(error).startswith(_REFUSED_WRITES)
+
+
+def _ms(seconds: float | None) -> int:
+    """Milliseconds for a script; 0 stands for "none" there. A positive time never becomes 0."""
+    return 0 if not seconds else max(1, round(seconds * 1_000))
+
+
+def _slices(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -1,1 +1,1 @@
-
+"""The load generator: named workloads against a running stack, measured from the client's side."""

@@ -11,6 +11,8 @@ SequenceId = NewType("SequenceId", str)
 FinishReason = Literal["stop", "length"]
 OrderKey = tuple[int, float, int, int]
 """(band, tenant's virtual time, priority, arrival): lower runs sooner, the last one is preempted first."""
+Rank = tuple[OrderKey, int]
+"""(order key, number of the sequence in this engine): no two are equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,9 @@ class Sequence:
 
     token_ids: prompt and output. num_computed_tokens: how many of them have their K and V in the cache;
     it chases len(token_ids), and prefill, decode, resumption and recomputation are all that one difference.
+    max_num_tokens: prompt and output at most, set on entry. arrival: how many sequences entered before it.
+    block_keys: chained hash of each full block, kept for ever, since tokens never change. block_serials: which
+    cached content each block of the table equals, for as long as the table lasts; both belong to `BlockManager`.
     """
 
     request: SequenceRequest
@@ -61,6 +66,10 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     joined_step: int | None = None
     num_preemptions: int = 0
+    max_num_tokens: int = 0
+    arrival: int = 0
+    block_keys: list[bytes] = field(default_factory=list)
+    block_serials: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, request: SequenceRequest) -> Sequence:
@@ -77,6 +86,11 @@ class Sequence:
     @property
     def order_key(self) -> OrderKey:
         return self.request.order_key
+
+    @property
+    def rank(self) -> Rank:
+        """Total order of the engine: equal order keys (choices of one job) go by entry, once and for all."""
+        return (self.request.order_key, self.arrival)
 
     @property
     def num_tokens(self) -> int:

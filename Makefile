@@ -1,0 +1,44 @@
+# make demo   the main job on a real model      make test    every test
+# make up     the stack, until Ctrl-C           make check   style, types, rooms
+PYTHON ?= python3
+VENV ?= .venv
+# On Linux, PyPI's torch brings CUDA along. For the CPU build alone:
+#   make setup PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+PIP_FLAGS ?=
+BIN := $(VENV)/bin
+
+.PHONY: setup demo up bench check format test clean
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "jitney needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) (a few minutes the first time) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup
+	@$(BIN)/jitney demo
+
+up: setup
+	@$(BIN)/jitney up
+
+bench: setup
+	@$(BIN)/jitney bench --workload ops/bench/workload.json --name W5 --mode path
+
+format: setup
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: setup
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist

@@ -1,0 +1,103 @@
+"""A job's result in OpenAI's shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jitney.result import Result
+from jitney.keys import JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What every object and chunk of one job's answer repeats.
+
+    created: Unix seconds of the enqueue, by Redis' clock, so that a replay repeats it.
+    """
+
+    job_id: JobId
+    model: str
+    created: int
+    fingerprint: str
+
+    def fields(self, prefix: str, kind: str) -> dict[str, Any]:
+        """The members before `choices`. The answer's id is the job's with OpenAI's prefix."""
+        return {
+            "id": f"{prefix}-{self.job_id}",
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+def usage_shape(usage: Mapping[str, int] | None) -> dict[str, Any]:
+    """A terminal event's usage in OpenAI's shape."""
+    counted = usage or {}
+    prompt, completion = counted.get("prompt_tokens", 0), counted.get("completion_tokens", 0)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": counted.get("cached_tokens", 0)},
+    }
+
+
+def chat_answer(heading: Heading, result: Result) -> dict[str, Any]:
+    """The body of a chat completion that was not streamed."""
+    choices = [
+        {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": None if choice.logprobs is None else chat_logprobs(choice.logprobs),
+            "finish_reason": choice.finish_reason,
+        }
+        for choice in result.choices
+    ]
+    fields = heading.fields("chatcmpl", "chat.completion")
+    return {**fields, "choices": choices, "usage": usage_shape(result.usage)}
+
+
+def completion_answer(heading: Heading, result: Result) -> dict[str, Any]:
+    """The body of a text completion that was not streamed."""
+    choices = [
+        {
+            "index": choice.index,
+            "text": choice.text,
+            "logprobs": None if choice.logprobs is None else completion_logprobs(choice.logprobs, 0),
+            "finish_reason": choice.finish_reason,
+        }
+        for choice in result.choices
+    ]
+    fields = heading.fields("cmpl", "text_completion")
+    return {**fields, "choices": choices, "usage": usage_shape(result.usage)}
+
+
+def chat_logprobs(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """`logprobs` of a chat choice: one entry for each token."""
+    content = [
+        {**_one(entry), "top_logprobs": [_one(other) for other in entry.get("top_logprobs", ())]} for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _one(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {"token": entry["token"], "logprob": entry["logprob"], "bytes": entry.get("bytes")}
+
+
+def completion_logprobs(entries: Sequence[Mapping[str, Any]], offset: int) -> dict[str, Any]:
+    """`logprobs` of a text completion. offset: characters of the tokens before these."""
+    offsets = []
+    for entry in entries:
+        offsets.append(offset)
+        offset += len(entry["token"])
+    return {
+        "tokens": [entry["token"] for entry in entries],
+        "token_logprobs": [entry["logprob"] for entry in entries],
+        "top_logprobs": [
+            {other["token"]: other["logprob"] for other in entry.get("top_logprobs", ())} for entry in entries
+        ],
+        "text_offset": offsets,
+    }

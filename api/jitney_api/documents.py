@@ -1,0 +1,68 @@
+"""The OpenAPI document. Bodies are parsed by hand (edge.py), so their schemas are handed in here."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel, ConfigDict
+from pydantic.json_schema import models_json_schema
+
+from jitney_api.schemas import ChatRequest, CompletionRequest, JobRequest
+
+_REF: Final = "#/components/schemas/{model}"
+
+
+class ErrorFields(BaseModel):
+    """What went wrong. `code` is for programs, `message` for people; `param` names the field, if one is at fault."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """Every error of this service, in OpenAI's shape."""
+
+    model_config = ConfigDict(title="ErrorBody")
+
+    error: ErrorFields
+
+
+def documented(schema: type[BaseModel], *, streams: bool = False, status: int = 200) -> dict[str, Any]:
+    """Keywords of a route whose body is `schema`."""
+    answers: dict[str, Any] = {"application/json": {}}
+    if streams:
+        answers["text/event-stream"] = {}
+    return {
+        "responses": {status: {"content": answers, "description": "the answer"}, **errors(400, 404, 409, 413, 429, 503)},
+        "openapi_extra": {"requestBody": {"required": True, "content": {"application/json": {"schema": _ref(schema)}}}},
+        "response_model": None,
+    }
+
+
+def errors(*statuses: int) -> dict[int | str, Any]:
+    """Responses of a route for the statuses it may refuse with."""
+    return {
+        status: {"description": "refused", "content": {"application/json": {"schema": _ref(ErrorBody)}}}
+        for status in statuses
+    }
+
+
+def _ref(schema: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": _REF.format(model=schema.__name__)}
+
+
+def openapi_of(app: FastAPI) -> dict[str, Any]:
+    """The document, made once: FastAPI's own, with the schemas of bodies and errors added."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        _, schemas = models_json_schema(
+            [(schema, "validation") for schema in (ChatRequest, CompletionRequest, JobRequest, ErrorBody)],
+            ref_template=_REF,
+        )
+        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
+        app.openapi_schema = document
+    return app.openapi_schema

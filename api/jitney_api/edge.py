@@ -1,0 +1,109 @@
+"""The first and last thing that every request meets: request id, header limit, body limit. Pure ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from typing import Any
+
+import orjson
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from jitney.errors import InvalidJob
+from jitney_api.failures import BadBody, error_response
+from jitney_api.settings import ApiSettings
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class RequestEdge:
+    """Gives each request an id (the caller's own when it is harmless) and refuses oversized headers."""
+
+    def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
+        self.app = app
+        self.settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = scope["jitney.request_id"] = _request_id(scope)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        num_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
+        if num_bytes > self.settings.max_header_bytes:
+            refused = BadBody(
+                f"headers are {num_bytes} bytes; at most {self.settings.max_header_bytes} are allowed",
+                code="headers_too_large",
+            )
+            await error_response(refused)(scope, receive, send_with_id)
+            return
+        await self.app(scope, receive, send_with_id)
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            asked: str = value.decode("latin-1")
+            if _REQUEST_ID.fullmatch(asked):
+                return asked
+    return f"req_{secrets.token_hex(12)}"
+
+
+def idempotency_key(request: Request, in_body: str | None) -> str | None:
+    """The key of the header `Idempotency-Key`, or of the body. Raises InvalidJob when the two differ."""
+    in_header = request.headers.get("idempotency-key")
+    if in_header is not None and in_body is not None and in_header != in_body:
+        raise InvalidJob("the header Idempotency-Key and the body's idempotency_key differ", param="idempotency_key")
+    return in_body if in_header is None else in_header
+
+
+async def read_object(request: Request, settings: ApiSettings) -> dict[str, Any]:
+    """The body as a JSON object, members that are `null` left out (null = absent).
+
+    Raises BadBody: 413 before anything is parsed, 408, 415, or 400. A content type other than JSON is
+    refused, because any web page may send the others to a server on the loopback without asking.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise BadBody("send content-type: application/json", code="unsupported_media_type")
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            body = await _read_at_most(request, settings.max_body_bytes)
+    except TimeoutError:
+        raise BadBody(f"the body took longer than {settings.body_timeout_s:g} s", code="body_too_slow") from None
+    return _parse_object(body)
+
+
+async def _read_at_most(request: Request, max_bytes: int) -> bytes:
+    """The whole body. What the length header claims is believed only when it is already too much."""
+    claimed = request.headers.get("content-length", "")
+    if claimed.isdecimal() and int(claimed) > max_bytes:
+        raise _too_large(max_bytes)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+    return bytes(body)
+
+
+def _too_large(max_bytes: int) -> BadBody:
+    return BadBody(f"the body is larger than {max_bytes} bytes", code="body_too_large")
+
+
+def _parse_object(body: bytes) -> dict[str, Any]:
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError as error:  # also bytes that are not UTF-8, and nesting too deep
+        raise BadBody(f"the body is not JSON: {error.msg} (position {error.pos})", code="invalid_json") from None
+    if not isinstance(parsed, dict):
+        raise BadBody("the body must be a JSON object", code="invalid_json")
+    return {name: value for name, value in parsed.items() if value is not None}

@@ -1,0 +1,133 @@
+"""Every error as a status and a body in OpenAI's shape. Bounded in size; a caller's input is never echoed whole."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jitney.errors import InvalidJob, JitneyError, JobEnded, Overloaded
+from jitney.result import Collector
+from jitney.keys import JobId
+from jitney.logs import logger
+from jitney.messages import Event
+
+MAX_MESSAGE_CHARS: Final = 1_000
+MAX_ECHO_CHARS: Final = 64
+UNAVAILABLE_RETRY_S: Final = 1.0
+
+CLIENT_CLOSED: Final = 499
+"""The job was cancelled. No standard status says so; this one is nginx's, and no SDK repeats it."""
+
+_STATUS_BY_CODE: Final[dict[str, int]] = {
+    "model_not_found": 404,
+    "job_not_found": 404,
+    "unknown_url": 404,
+    "idempotency_conflict": 409,
+    "stream_lost": 410,
+    "body_too_large": 413,
+    "body_too_slow": 408,
+    "unsupported_media_type": 415,
+    "headers_too_large": 431,
+    "job_cancelled": CLIENT_CLOSED,
+    "job_expired": 504,
+}
+_STATUS_BY_TYPE: Final[dict[str, int]] = {
+    "invalid_request_error": 400,
+    "rate_limit_error": 429,
+    "service_unavailable_error": 503,
+}
+
+
+class BadBody(InvalidJob):
+    """The request's body or headers cannot be taken: too large, too slow, or not a JSON object."""
+
+
+def status_of(error: dict[str, Any]) -> int:
+    """HTTP status of an error by its `code`, else by its `type`, else 500."""
+    by_code = _STATUS_BY_CODE.get(str(error.get("code")))
+    return by_code or _STATUS_BY_TYPE.get(str(error.get("type")), 500)
+
+
+def error_body(error: dict[str, Any]) -> bytes:
+    """`{"error": {message, type, param, code}}`, the message cut to a bounded length."""
+    message = str(error.get("message", ""))
+    if len(message) > MAX_MESSAGE_CHARS:
+        message = message[: MAX_MESSAGE_CHARS - 3] + "..."
+    shape = {
+        "message": message,
+        "type": error.get("type") or "server_error",
+        "param": error.get("param"),
+        "code": error.get("code"),
+    }
+    return orjson.dumps({"error": shape})
+
+
+def refuse_if_failed(event: Event, job_id: str) -> None:
+    """Raise what a terminal event other than `finished` stands for; any other event passes."""
+    if event.is_terminal:
+        Collector(JobId(job_id)).add(event)
+
+
+def wire_of(error: JitneyError) -> dict[str, Any]:
+    """The error as OpenAI's `error` object; a job's own ending keeps the words of its event."""
+    wire = error.wire()
+    if isinstance(error, JobEnded) and error.error.get("message"):
+        wire["message"] = error.error["message"]
+    return wire
+
+
+def error_response(error: JitneyError) -> Response:
+    """The answer to a request that `error` ended."""
+    wire = wire_of(error)
+    return Response(
+        error_body(wire), status_of(wire), _retry_headers(error, status_of(wire)), media_type="application/json"
+    )
+
+
+def _retry_headers(error: JitneyError, status: int) -> dict[str, str]:
+    """When to come back. Without `x-should-retry: false` the SDK sends 408, 409 and every 5xx again."""
+    if isinstance(error, JobEnded):
+        return {"x-should-retry": "false"}
+    if isinstance(error, Overloaded):
+        return _retry_after(error.retry_after_s)
+    if status == 503:
+        return _retry_after(UNAVAILABLE_RETRY_S)
+    return {"x-should-retry": "false"} if status == 409 else {}
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    return {"retry-after": str(max(1, math.ceil(seconds))), "retry-after-ms": str(max(1, math.ceil(seconds * 1e3)))}
+
+
+async def on_jitney_error(_request: Request, error: Exception) -> Response:
+    """Handler for the project's own errors."""
+    assert isinstance(error, JitneyError)
+    return error_response(error)
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """Handler for the framework's: unknown path, wrong method."""
+    assert isinstance(error, HTTPException)
+    where = f"{request.method[:16]} {request.url.path[:MAX_ECHO_CHARS]}"
+    if error.status_code == 404:
+        wire = {"message": f"no such URL: {where}", "code": "unknown_url"}
+    elif error.status_code == 405:
+        wire = {"message": f"method not allowed: {where}", "code": "method_not_allowed"}
+    else:
+        wire = {"message": str(error.detail), "code": "http_error"}
+    wire["type"] = "invalid_request_error" if error.status_code < 500 else "server_error"
+    return Response(error_body(wire), error.status_code, error.headers, media_type="application/json")
+
+
+async def on_bug(request: Request, error: Exception) -> Response:
+    """Handler of last resort: the caller learns the request id, the log the rest."""
+    request_id = str(request.scope.get("jitney.request_id", "-"))
+    logger().error("request_failed", request_id=request_id, path=request.url.path[:MAX_ECHO_CHARS], exc_info=error)
+    wire = {"message": f"internal error; request id {request_id}", "type": "server_error", "code": "internal_error"}
+    headers = {"x-request-id": request_id, "x-should-retry": "false"}
+    return Response(error_body(wire), 500, headers, media_type="application/json")

@@ -1,0 +1,97 @@
+"""What each documented request field does here: honoured (schemas.py), ignored, or refused.
+
+One rule for all endpoints. A field that would change the answer and is not supported is refused by name,
+never dropped in silence, unless it holds the value that means "as it is anyway". A field that is only a
+hint or a label for somebody else's service is accepted and ignored. A field nobody has documented is ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from jitney.errors import InvalidJob
+
+IGNORED: Final = frozenset(
+    {
+        # Labels and hints of OpenAI's own service.
+        "user",
+        "store",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "prediction",
+        # Means something only beside `tools`, which is refused itself.
+        "parallel_tool_calls",
+        # vLLM's: the id of a job is always made here.
+        "request_id",
+        # vLLM's: how prompts of chat templates begin; there is no other way here.
+        "add_generation_prompt",
+    }
+)
+
+_ANY: Final[tuple[Any, ...]] = ()
+
+REFUSED: Final[dict[str, tuple[Any, ...]]] = {
+    # field: the values that change nothing and therefore pass.
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "bad_words": ([],),
+    "allowed_token_ids": _ANY,
+    "use_beam_search": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": _ANY,
+    "prompt_logprobs": _ANY,
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "continue_final_message": (False,),
+    "chat_template": _ANY,
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": _ANY,
+    "guided_json": _ANY,
+    "guided_regex": _ANY,
+    "guided_choice": _ANY,
+    "guided_grammar": _ANY,
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": _ANY,
+    "moderation": _ANY,
+    "web_search_options": _ANY,
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "service_tier": ("auto", "default"),
+    "prompt_embeds": _ANY,
+    "logits_processors": _ANY,
+    "adapter": _ANY,
+    "prefix": _ANY,
+}
+
+
+def refuse_unsupported(body: dict[str, Any]) -> None:
+    """InvalidJob for the first field that would need what is not there. `null` members are already gone."""
+    for name, value in body.items():
+        neutral = REFUSED.get(name)
+        if neutral is not None and not any(_same(value, allowed) for allowed in neutral):
+            only = f"; only {neutral[0]!r} is" if neutral else ""
+            raise InvalidJob(f"{name} is not supported yet{only}", param=name, code="unsupported_parameter")
+
+
+def _same(value: Any, allowed: Any) -> bool:
+    """Equal, and not by accident: in Python True == 1."""
+    return bool(value == allowed) and isinstance(value, bool) == isinstance(allowed, bool)

@@ -1,0 +1,145 @@
+"""Events as server-sent frames: bytes built once per stream, with only the text put in between.
+
+An event's frames depend on nothing but the event (text completions with logprobs: and those before it), so
+a replay says what the live stream said. The `id` line stands in the *last* frame of an event: a reader
+cut off in the middle of one gets all of it again. Frames that close a stream carry none, except in the
+job's own format: whoever comes back then is told once more how it ended.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, Protocol
+
+import orjson
+
+from jitney.errors import JitneyError, JobEnded
+from jitney.follower import Message
+from jitney.messages import Event
+from jitney_api.answers import Heading, chat_logprobs, completion_logprobs, usage_shape
+from jitney_api.failures import error_body, refuse_if_failed, wire_of
+
+StreamFormat = Literal["job", "chat.completion.chunk", "completion"]
+
+KEEP_ALIVE: Final = b": keep-alive\n\n"
+DONE: Final = b"data: [DONE]\n\n"
+
+
+class Frames(Protocol):
+    """Turns messages into frames. needs_past: the log must be read from its start, whatever the cursor is."""
+
+    needs_past: bool
+
+    def of(self, message: Message) -> bytes:
+        """All frames of one message; empty when there is nothing to say."""
+        ...
+
+
+def error_frame(error: JitneyError) -> bytes:
+    """One frame that no client takes for a piece of an answer. The stream closes after it, without `[DONE]`."""
+    return b"data: " + error_body(wire_of(error)) + b"\n\n"
+
+
+class JobFrames:
+    """The events as they are."""
+
+    needs_past = False
+
+    def of(self, message: Message) -> bytes:
+        return b"id: %d\ndata: %b\n\n" % (message.event.seq, message.payload)
+
+
+class _OpenAIFrames:
+    """What the two OpenAI formats share: the fixed bytes around a choice, and how a stream ends."""
+
+    needs_past = False
+    prefix: str
+    kind: str
+
+    def __init__(self, heading: Heading, *, include_usage: bool = False) -> None:
+        self._job_id = heading.job_id
+        self._include_usage = include_usage
+        start = orjson.dumps(heading.fields(self.prefix, self.kind))[:-1]
+        self._head = b"data: " + start + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+
+    def of(self, message: Message) -> bytes:
+        event = message.event
+        if event.type == "tokens":
+            return self._spoken(event)
+        return self._ending(event) if event.is_terminal else b""
+
+    def _spoken(self, event: Event) -> bytes:
+        raise NotImplementedError
+
+    def _ending(self, event: Event) -> bytes:
+        try:
+            refuse_if_failed(event, self._job_id)
+        except JobEnded as error:
+            return error_frame(error)
+        if not self._include_usage:
+            return DONE
+        return self._head + b'],"usage":' + orjson.dumps(usage_shape(event.usage)) + b"}\n\n" + DONE
+
+
+class ChatFrames(_OpenAIFrames):
+    """`chat.completion.chunk`: a role first, then text, then the reason why it ended."""
+
+    prefix, kind = "chatcmpl", "chat.completion.chunk"
+
+    def _spoken(self, event: Event) -> bytes:
+        choices = []
+        if event.index == 0:
+            choices.append(b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null')
+        if event.text or event.logprobs:
+            logprobs = orjson.dumps(chat_logprobs(event.logprobs)) if event.logprobs else b"null"
+            choices.append(
+                b'"delta":{"content":%b},"logprobs":%b,"finish_reason":null' % (orjson.dumps(event.text), logprobs)
+            )
+        if event.finish_reason:
+            reason = orjson.dumps(event.finish_reason)
+            choices.append(b'"delta":{},"logprobs":null,"finish_reason":' + reason)
+        if not choices:
+            return b""
+        opening = b'%b{"index":%d,' % (self._head, event.choice)
+        *early, last = (b"%b%b}%b" % (opening, choice, self._tail) for choice in choices)
+        return b"%bid: %d\n%b" % (b"".join(early), event.seq, last)
+
+
+class CompletionFrames(_OpenAIFrames):
+    """`text_completion`. Token offsets count from the answer's first character, hence the need of the past."""
+
+    prefix, kind = "cmpl", "text_completion"
+    needs_past = True
+
+    def __init__(self, heading: Heading, *, include_usage: bool = False) -> None:
+        super().__init__(heading, include_usage=include_usage)
+        self._offsets: dict[int, int] = {}
+
+    def _spoken(self, event: Event) -> bytes:
+        logprobs = self._logprobs(event)
+        if not (event.text or event.logprobs or event.finish_reason):
+            return b""
+        return b'id: %d\n%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}%b' % (
+            event.seq,
+            self._head,
+            event.choice,
+            orjson.dumps(event.text),
+            logprobs,
+            orjson.dumps(event.finish_reason),
+            self._tail,
+        )
+
+    def _logprobs(self, event: Event) -> bytes:
+        if not event.logprobs:
+            return b"null"
+        offset = self._offsets.get(event.choice, 0)
+        self._offsets[event.choice] = offset + sum(len(entry["token"]) for entry in event.logprobs)
+        return orjson.dumps(completion_logprobs(event.logprobs, offset))
+
+
+def frames_for(stream_format: StreamFormat, heading: Heading, *, include_usage: bool = False) -> Frames:
+    """The frames of a format."""
+    if stream_format == "job":
+        return JobFrames()
+    kind = ChatFrames if stream_format == "chat.completion.chunk" else CompletionFrames
+    return kind(heading, include_usage=include_usage)

@@ -1,0 +1,102 @@
+"""The endpoints of OpenAI that a queue can answer: completions, chat completions, models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jitney.cards import QueueCard
+from jitney.messages import JobSpec
+from jitney.result import Result
+from jitney_api.answers import Heading, chat_answer, completion_answer
+from jitney_api.documents import documented
+from jitney_api.edge import idempotency_key, read_object
+from jitney_api.fields import refuse_unsupported
+from jitney_api.frames import StreamFormat, frames_for
+from jitney_api.schemas import ChatRequest, CompletionRequest, check_stream_options, parse
+from jitney_api.service import service_of
+from jitney_api.sse import EventStream, WholeAnswer
+from jitney_api.translate import chat_job, completion_job
+
+router = APIRouter(tags=["openai"])
+
+
+@router.post("/v1/chat/completions", **documented(ChatRequest, streams=True))
+async def chat_completions(request: Request) -> Response:
+    """Answer a chat, streamed or whole. The header `x-jitney-job-id` names the job behind it."""
+    asked = parse(ChatRequest, await _supported_body(request))
+    check_stream_options(asked)
+    return await _answer(request, asked, chat_job(asked), "chat.completion.chunk", chat_answer)
+
+
+@router.post("/v1/completions", **documented(CompletionRequest, streams=True))
+async def completions(request: Request) -> Response:
+    """Continue a text, streamed or whole. A prompt is taken as it is; control tokens in it count as such."""
+    asked = parse(CompletionRequest, await _supported_body(request))
+    check_stream_options(asked)
+    return await _answer(request, asked, completion_job(asked), "completion", completion_answer)
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> dict[str, Any]:
+    """Every queue, under the name by which `model` finds it."""
+    cards = await service_of(request).cards()
+    return {"object": "list", "data": [_model(name, card) for name, card in sorted(cards.items())]}
+
+
+@router.get("/v1/models/{model:path}")
+async def get_model(request: Request, model: str) -> dict[str, Any]:
+    """One queue, by its own name, its model's name, or an alias."""
+    name, card = await service_of(request).client.card(model)
+    return _model(name, card)
+
+
+def _model(name: str, card: QueueCard) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "jitney",
+        "root": card.model,
+        "max_model_len": card.max_model_len,
+    }
+
+
+async def _supported_body(request: Request) -> dict[str, Any]:
+    body = await read_object(request, service_of(request).settings)
+    refuse_unsupported(body)
+    return body
+
+
+async def _answer(
+    request: Request,
+    asked: ChatRequest | CompletionRequest,
+    spec: JobSpec,
+    stream_format: StreamFormat,
+    whole: Callable[[Heading, Result], dict[str, Any]],
+) -> Response:
+    """Enqueue, and answer as asked. Nothing is written before everything that can be checked here was checked."""
+    service = service_of(request)
+    key = idempotency_key(request, asked.idempotency_key)
+    job = await service.client.enqueue_spec(spec, queue=asked.model, idempotency_key=key)
+    heading = await service.heading(job.id)
+
+    async def on_gone() -> None:
+        if spec.on_disconnect == "cancel":
+            await service.leave(job.id)
+
+    if not asked.stream:
+        return WholeAnswer(service.client.reader, heading, whole, on_gone=on_gone)
+    include_usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
+    return EventStream(
+        service.client.reader,
+        job.id,
+        frames_for(stream_format, heading, include_usage=include_usage),
+        service.settings,
+        hold_s=service.settings.headers_hold_s,
+        on_gone=on_gone,
+    )

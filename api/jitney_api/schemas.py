@@ -1,0 +1,186 @@
+"""What may stand in a request. Types here; limits where they are kept once: `SamplingParams` and `JobSpec`.
+
+Fields that nobody has documented are ignored on the OpenAI endpoints; what the others do is in fields.py.
+`null` has been taken out beforehand: it means absent.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError, WithJsonSchema
+
+from jitney.errors import InvalidJob
+from jitney.keys import Band
+from jitney.messages import MAX_MESSAGES, RetryPolicy
+from jitney.sampling import explain
+
+# Strict: `true` is no number and "5" is no limit; a caller who sends them meant something else.
+Int = Annotated[int, Strict()]
+Float = Annotated[float, Strict()]
+Bool = Annotated[bool, Strict()]
+
+
+def _one_prompt(value: Any) -> Any:
+    """OpenAI's four shapes (text, [text], ids, [ids]) as the two that a job has. Several prompts are refused."""
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        if len(value) > 1:
+            raise ValueError(f"{len(value)} prompts in one request are not supported yet; send one")
+        value = value[0]
+    if value in ("", []):
+        raise ValueError("must hold at least one character or token id")
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(type(token_id) is int for token_id in value):
+        if min(value) < 0:
+            raise ValueError(f"token id {min(value)} is negative; ids start at 0")
+        return tuple(value)
+    raise ValueError("must be a string, a list of token ids, or a list with one of these")
+
+
+# Any, then checked by hand: pydantic's message for a union lists every member's complaint.
+Prompt = Annotated[
+    Any,
+    BeforeValidator(_one_prompt, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+]
+
+
+Stop = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})]
+
+
+class Open(BaseModel):
+    """Base of request models: frozen, unknown members ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class TextPart(Open):
+    """A piece of a message's content. Other kinds (images, audio) are refused."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _plain_content(value: Any) -> Any:
+    """Content parts as one text, a line each, as vLLM and llama.cpp join them."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a string or a list of text parts")
+    for number, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(f"part {number} is not {{type: 'text', text: '...'}}; other kinds are not supported yet")
+    return "\n".join(part["text"] for part in value)
+
+
+def _refuse_tools(value: Any) -> None:
+    if value:
+        raise ValueError("tool calls are not supported yet")
+
+
+class Message(Open):
+    """One message of a chat. `developer` is today's name of `system`, and becomes it."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_plain_content, json_schema_input_type=str | list[TextPart])]
+    name: str | None = None
+    tool_calls: Annotated[None, BeforeValidator(_refuse_tools)] = None
+    function_call: Annotated[None, BeforeValidator(_refuse_tools)] = None
+
+    def plain(self) -> dict[str, str]:
+        """What the job stores: role, content, and the name if there is one."""
+        role = "system" if self.role == "developer" else self.role
+        named = {"name": self.name} if self.name is not None else {}
+        return {"role": role, "content": self.content, **named}
+
+
+class StreamOptions(Open):
+    """include_usage: one more chunk with the usage before `[DONE]`."""
+
+    include_usage: Bool | None = None
+
+
+class Sampled(Open):
+    """Sampling options under the names that OpenAI and vLLM share. Limits: `jitney.sampling.SamplingParams`."""
+
+    temperature: Float | None = None
+    top_p: Float | None = None
+    top_k: Int | None = None
+    seed: Int | None = None
+    max_tokens: Int | None = None
+    stop: Stop = None
+    stop_token_ids: list[Int] | None = None
+    ignore_eos: Bool | None = None
+
+
+class Queued(Open):
+    """How the job waits, ends and is kept: `jitney.messages.JobSpec`. The tenant never comes from the body."""
+
+    band: Band | None = None
+    priority: Int | None = None
+    not_before: Float | None = None
+    timeout_s: Float | None = None
+    queue_timeout_s: Float | None = None
+    deadline: Float | None = None
+    retry: RetryPolicy | None = None
+    on_disconnect: Literal["cancel", "continue"] | None = None
+    result_ttl_s: Int | None = None
+    cache_salt: str | None = None
+    metadata: dict[str, str] | None = None
+    idempotency_key: str | None = None
+
+
+class CompletionRequest(Sampled, Queued):
+    """`POST /v1/completions`."""
+
+    model: str
+    prompt: Prompt
+    stream: Bool = False
+    stream_options: StreamOptions | None = None
+    logprobs: Int | None = None
+
+
+class ChatRequest(Sampled, Queued):
+    """`POST /v1/chat/completions`. `max_completion_tokens` wins over its old name `max_tokens`."""
+
+    model: str
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    stream: Bool = False
+    stream_options: StreamOptions | None = None
+    max_completion_tokens: Int | None = None
+    logprobs: Bool | None = None
+    top_logprobs: Int | None = None
+
+
+class JobRequest(Sampled, Queued):
+    """`POST /v1/jobs`: one flat object; exactly one of `prompt` and `messages`. Unknown members are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    model: str
+    prompt: Prompt = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    logprobs: Int | None = None
+    traceparent: str | None = Field(None, max_length=64)
+
+
+Asked = TypeVar("Asked", bound=Open)
+
+
+def parse(schema: type[Asked], body: dict[str, Any]) -> Asked:
+    """`body` as `schema`. Raises InvalidJob that names the field."""
+    try:
+        return schema.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        if first["type"] == "missing":
+            name = ".".join(map(str, first["loc"]))
+            raise InvalidJob(f"{name} is required", param=name, code="missing_field") from None
+        raise explain(error) from None
+
+
+def check_stream_options(asked: ChatRequest | CompletionRequest) -> None:
+    """OpenAI refuses stream options without a stream, and clients rely on hearing of it."""
+    if asked.stream_options is not None and not asked.stream:
+        raise InvalidJob("stream_options needs stream=true", param="stream_options")

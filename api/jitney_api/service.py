@@ -1,0 +1,87 @@
+"""What one API process holds: its settings, one client with one channel reader, and the graces that run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import cast
+
+from redis.exceptions import RedisError
+from starlette.requests import Request
+
+from jitney import AsyncClient
+from jitney.cards import QueueCard, list_cards
+from jitney.errors import JitneyError, QueueUnavailable
+from jitney.keys import JobId, Keys, queue_of
+from jitney.logs import logger
+from jitney_api.answers import Heading
+from jitney_api.settings import ApiSettings
+
+_log = logger()
+
+
+@contextlib.asynccontextmanager
+async def answering() -> AsyncIterator[None]:
+    """Redis' own errors as QueueUnavailable."""
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        raise QueueUnavailable(f"Redis does not answer: {type(error).__name__}") from error
+
+
+class Service:
+    """Behind every route. Belongs to one event loop; `open` and `aclose` bracket its life."""
+
+    def __init__(self, settings: ApiSettings) -> None:
+        self.settings = settings
+        self.client = AsyncClient(settings.redis_url and settings.redis_url.get_secret_value(), name="jitney-api")
+        self._graces: set[asyncio.Task[None]] = set()
+
+    async def aclose(self) -> None:
+        """Close the connections. Jobs go on: the end of this process is nobody's disconnect."""
+        for grace in self._graces:
+            grace.cancel()
+        await asyncio.gather(*self._graces, return_exceptions=True)
+        await self.client.aclose()
+
+    async def cards(self) -> dict[str, QueueCard]:
+        """Every queue's card by the queue's name. Raises QueueUnavailable."""
+        async with answering():
+            return await list_cards(self.client.redis)
+
+    async def heading(self, job_id: JobId) -> Heading:
+        """What every frame of the job's answer repeats. Raises JobNotFound, QueueUnavailable."""
+        status = await self.client.job(job_id).status()
+        _, card = await self.client.card(queue_of(job_id))
+        return Heading(job_id, card.model, status.at_ms // 1_000, f"fp_{card.fingerprint}")
+
+    async def leave(self, job_id: JobId) -> None:
+        """The one who waited for the job is gone: cancel it, after the grace unless somebody came back."""
+        grace_s = self.settings.disconnect_grace_s
+        if grace_s == 0:
+            await self._cancel(job_id)
+            return
+        grace = asyncio.create_task(self._cancel_later(job_id, grace_s))
+        self._graces.add(grace)
+        grace.add_done_callback(self._graces.discard)
+
+    async def _cancel_later(self, job_id: JobId, grace_s: float) -> None:
+        await asyncio.sleep(grace_s)
+        channel = Keys(queue_of(job_id)).tokens(job_id)
+        readers = [(channel, 0)]
+        with contextlib.suppress(RedisError, OSError):
+            readers = await self.client.redis.pubsub_numsub(channel)
+        if not any(number for _, number in readers):
+            await self._cancel(job_id)
+
+    async def _cancel(self, job_id: JobId) -> None:
+        try:
+            await self.client.job(job_id).cancel()
+        except JitneyError as error:  # nobody is left to tell
+            _log.warning("cancel_failed", job=job_id, error=str(error))
+
+
+def service_of(request: Request) -> Service:
+    """The service of this request's application."""
+    return cast(Service, request.app.state.service)

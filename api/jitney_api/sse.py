@@ -1,0 +1,186 @@
+"""Responses that wait for a job: as a stream of frames, or as one body. Both notice when nobody listens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from jitney.channel import ChannelReader
+from jitney.errors import JitneyError, StreamLost
+from jitney.follower import Follower, Message
+from jitney.result import Collector, Result
+from jitney.logs import logger
+from jitney_api.answers import Heading
+from jitney_api.failures import refuse_if_failed
+from jitney_api.frames import KEEP_ALIVE, Frames, error_frame
+from jitney_api.settings import ApiSettings
+
+T = TypeVar("T")
+OnGone = Callable[[], Awaitable[None]]
+
+JOB_ID_HEADER: Final = "x-jitney-job-id"
+
+_log = logger()
+
+
+class ClientGone(Exception):
+    """Nobody is listening any more."""
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The outcome of `work`. Cancels it and raises ClientGone if the client disconnects before.
+
+    The body must have been read. A cancellation from outside is the process stopping, which is no disconnect.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Frames of a job's events after `cursor`, each write holding all that had arrived.
+
+    hold_s: how long to wait for the first event before answering 200. on_gone: what to do when the reader
+    leaves before the job has ended.
+    """
+
+    def __init__(
+        self,
+        reader: ChannelReader,
+        job_id: str,
+        frames: Frames,
+        settings: ApiSettings,
+        *,
+        cursor: int = 0,
+        hold_s: float = 0.0,
+        on_gone: OnGone | None = None,
+    ) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no", JOB_ID_HEADER: job_id}
+        super().__init__(headers=headers, media_type="text/event-stream")
+        # No length is known, and one would end the stream at once.
+        del self.headers["content-length"]
+        self._reader = reader
+        self._job_id = job_id
+        self._frames = frames
+        self._settings = settings
+        self._cursor = cursor
+        self._hold_s = hold_s
+        self._on_gone = on_gone
+        self._has_started = False
+        self._is_over = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_gone(receive, self._tell(send))
+        except ClientGone:
+            if self._on_gone is not None and not self._is_over:
+                await self._on_gone()
+
+    async def _tell(self, send: Send) -> None:
+        """Headers, frames, and the end. Before the headers errors are raised, after them they are a frame."""
+        try:
+            async with self._reader.follow(self._job_id, 0 if self._frames.needs_past else self._cursor) as stream:
+                await self._start(stream, send)
+                await self._go_on(stream, send)
+            last = b""
+        except JitneyError as error:
+            if not self._has_started:
+                raise
+            last = error_frame(error)
+        except TimeoutError:  # of a write: cut off, and free to come back to where it was
+            _log.warning("slow_reader_cut_off", job=self._job_id)
+            return
+        except Exception as error:
+            if not self._has_started:
+                raise
+            _log.error("stream_failed", job=self._job_id, exc_info=error)
+            last = error_frame(JitneyError("internal error"))
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _start(self, stream: Follower, send: Send) -> None:
+        messages = await stream.read(self._hold_s) if self._hold_s > 0 else []
+        if messages:
+            refuse_if_failed(messages[0].event, self._job_id)
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._has_started = True
+        # With nothing to say yet the comment carries the headers through proxies that wait for a body.
+        await self._write(self._spoken(messages) or KEEP_ALIVE, send)
+
+    async def _go_on(self, stream: Follower, send: Send) -> None:
+        clock = asyncio.get_running_loop().time
+        written_at = clock()
+        while not stream.ended:
+            due_s = written_at + self._settings.keep_alive_s - clock()
+            messages = await stream.read(max(due_s, 0.001))
+            frames = self._spoken(messages)
+            if frames or due_s <= 0.001 or not messages:
+                if stream.ended and not frames:
+                    break
+                await self._write(frames or KEEP_ALIVE, send)
+                written_at = clock()
+        self._is_over = True
+
+    def _spoken(self, messages: list[Message]) -> bytes:
+        cursor = self._cursor
+        frames = [(message.event.seq, self._frames.of(message)) for message in messages]
+        return b"".join(frame for seq, frame in frames if seq > cursor)
+
+    async def _write(self, frames: bytes, send: Send) -> None:
+        async with asyncio.timeout(self._settings.write_timeout_s):
+            await send({"type": "http.response.body", "body": frames, "more_body": True})
+
+
+class WholeAnswer(Response):
+    """One body, once the job has ended; an ending other than `finished` becomes its status."""
+
+    def __init__(
+        self,
+        reader: ChannelReader,
+        heading: Heading,
+        shape: Callable[[Heading, Result], dict[str, Any]],
+        *,
+        on_gone: OnGone,
+    ) -> None:
+        super().__init__(headers={JOB_ID_HEADER: heading.job_id}, media_type="application/json")
+        self._reader = reader
+        self._heading = heading
+        self._shape = shape
+        self._on_gone = on_gone
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            result = await unless_gone(receive, self._gather())
+        except ClientGone:
+            await self._on_gone()
+            return
+        self.body = orjson.dumps(self._shape(self._heading, result))
+        self.headers["content-length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
+
+    async def _gather(self) -> Result:
+        collector = Collector(self._heading.job_id)
+        async with self._reader.follow(self._heading.job_id) as stream:
+            async for messages in stream:
+                for message in messages:
+                    result = collector.add(message.event)
+                    if result is not None:
+                        return result
+        raise StreamLost("the job's log ended without a last event")

@@ -1,0 +1,83 @@
+"""Request to job: OpenAI's names and defaults into `JobSpec`. Pure; nothing here awaits or writes."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from jitney.errors import InvalidJob
+from jitney.messages import JobSpec
+from jitney.sampling import MAX_LOGPROBS, SamplingParams, sampling_params
+from jitney_api.schemas import ChatRequest, CompletionRequest, JobRequest, Queued, Sampled
+
+COMPLETION_MAX_TOKENS: Final = 16
+"""What OpenAI documents for /v1/completions. A chat may go on up to the model's context."""
+
+_SAMPLED: Final = tuple(Sampled.model_fields)
+_QUEUED: Final = tuple(name for name in Queued.model_fields if name != "idempotency_key")
+
+
+def completion_job(asked: CompletionRequest) -> JobSpec:
+    """The job of a text completion. Raises InvalidJob."""
+    sampling = _sampling(asked, logprobs=asked.logprobs)
+    if asked.max_tokens is None:
+        sampling = sampling.model_copy(update={"max_tokens": COMPLETION_MAX_TOKENS})
+    return _job(asked, sampling, prompt=asked.prompt, on_disconnect=_on_disconnect(asked))
+
+
+def chat_job(asked: ChatRequest) -> JobSpec:
+    """The job of a chat completion. Raises InvalidJob."""
+    limit = asked.max_completion_tokens
+    if limit is not None and limit < 1:
+        raise InvalidJob(f"max_completion_tokens must be at least 1 (given: {limit})", param="max_completion_tokens")
+    sampling = _sampling(asked, logprobs=_chat_logprobs(asked))
+    if limit is not None:
+        sampling = sampling.model_copy(update={"max_tokens": limit})
+    messages = tuple(message.plain() for message in asked.messages)
+    return _job(asked, sampling, messages=messages, on_disconnect=_on_disconnect(asked))
+
+
+def detached_job(asked: JobRequest) -> JobSpec:
+    """The job of `POST /v1/jobs`. Raises InvalidJob."""
+    if (asked.prompt is None) == (asked.messages is None):
+        raise InvalidJob("give exactly one of prompt and messages", param="prompt")
+    sampling = _sampling(asked, logprobs=asked.logprobs)
+    given: dict[str, Any] = {}
+    if asked.messages is not None:
+        given["messages"] = tuple(message.plain() for message in asked.messages)
+    if asked.prompt is not None:
+        given["prompt"] = asked.prompt
+    if asked.traceparent is not None:
+        given["traceparent"] = asked.traceparent
+    return _job(asked, sampling, **given)
+
+
+def _chat_logprobs(asked: ChatRequest) -> int | None:
+    """`logprobs` (yes or no) and `top_logprobs` (how many besides) as the one number of a job."""
+    top = asked.top_logprobs
+    if top is not None and not asked.logprobs:
+        raise InvalidJob("top_logprobs needs logprobs=true", param="top_logprobs")
+    if top is not None and not 0 <= top <= MAX_LOGPROBS:
+        raise InvalidJob(f"top_logprobs must be from 0 to {MAX_LOGPROBS} (given: {top})", param="top_logprobs")
+    return (top or 0) if asked.logprobs else None
+
+
+def _sampling(asked: Sampled, *, logprobs: int | None) -> SamplingParams:
+    given = {name: getattr(asked, name) for name in _SAMPLED}
+    given["logprobs"] = logprobs
+    return sampling_params(**{name: value for name, value in given.items() if value is not None})
+
+
+def _on_disconnect(asked: Queued) -> str:
+    """Whoever waits for an answer and goes away no longer wants it.
+
+    Not so with an idempotency key: it is there to come back with, and to a cancelled job nobody can.
+    """
+    if asked.on_disconnect is not None:
+        return asked.on_disconnect
+    return "continue" if asked.idempotency_key is not None else "cancel"
+
+
+def _job(asked: Queued, sampling: SamplingParams, **fields: Any) -> JobSpec:
+    given = {name: getattr(asked, name) for name in _QUEUED}
+    given |= fields
+    return JobSpec.build({"sampling": sampling, **{name: value for name, value in given.items() if value is not None}})

@@ -1,0 +1,206 @@
+"""The client for asyncio: enqueue jobs, follow them, cancel them. Needs neither torch nor a web framework."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from jitney.cards import QueueCard, read_card
+from jitney.channel import ChannelReader, Message
+from jitney.connection import connect
+from jitney.errors import InvalidJob, JobNotFound, QueueUnavailable, StreamLost, UnknownQueue
+from jitney.keys import QUEUES, JobId, new_job_id, queue_of
+from jitney.messages import Event, JobSpec
+from jitney.queue import JobStatus, Limits, Queue
+from jitney.result import Collector, Result
+from jitney.settings import client_settings, usable_url
+from jitney.submission import check_against, check_idempotency_key, entry_for, spec_from
+
+CARD_LIFE_S = 5.0
+Prompt = str | Sequence[int]
+Messages = Sequence[dict[str, Any]]
+
+
+class AsyncJob:
+    """A job by its id. Anybody who knows the id may follow it, from any cursor, as often as they like."""
+
+    def __init__(self, client: AsyncClient, job_id: JobId) -> None:
+        self._client = client
+        self.id = job_id
+
+    def __repr__(self) -> str:
+        return f"AsyncJob({self.id!r})"
+
+    async def stream(self, cursor: int = 0) -> AsyncGenerator[Event, None]:
+        """Every event after `cursor`, `started` and the terminal one included.
+
+        Raises JobNotFound for an unknown job, StreamLost if the log vanishes, QueueUnavailable.
+        """
+        async with contextlib.aclosing(self.batches(cursor)) as batches:
+            async for batch in batches:
+                for message in batch:
+                    yield message.event
+
+    async def batches(self, cursor: int = 0) -> AsyncGenerator[list[Message], None]:
+        """As `stream`, but whatever has arrived at once, with each event's own bytes."""
+        async with self._client.reader.follow(self.id, cursor) as follower:
+            async for batch in follower:
+                yield batch
+
+    async def result(self, timeout_s: float | None = None) -> Result:
+        """Wait for the job's end. After `timeout_s` TimeoutError; the job goes on all the same.
+
+        Raises JobFailed, JobCancelled or JobExpired (each with the text so far) when it did not finish.
+        """
+        collector = Collector(self.id)
+        async with asyncio.timeout(timeout_s), contextlib.aclosing(self.batches()) as batches:
+            async for batch in batches:
+                for message in batch:
+                    result = collector.add(message.event)
+                    if result is not None:
+                        return result
+        raise StreamLost(f"the log of {self.id} ended without a last event")
+
+    async def cancel(self) -> bool:
+        """End the job now. False if it had already ended. Raises JobNotFound."""
+        async with _answering():
+            return await self._client.queue(queue_of(self.id)).cancel(self.id)
+
+    async def status(self) -> JobStatus:
+        """Where the job stands. Raises JobNotFound."""
+        async with _answering():
+            status = await self._client.queue(queue_of(self.id)).status(self.id)
+        if status is None:
+            raise JobNotFound(f"no job {self.id}: it never existed, or its record has expired")
+        return status
+
+
+class AsyncClient:
+    """Jobs of one server. Belongs to one event loop; methods may be awaited concurrently.
+
+    url: `redis://…`, `rediss://…` or `unix://…`; absent: as `ClientSettings` finds it.
+    queue, model: where jobs go; absent: the only queue there is. limits: bounds on what may wait.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        queue: str | None = None,
+        model: str | None = None,
+        limits: Limits | None = None,
+        name: str = "jitney-client",
+    ) -> None:
+        settings = client_settings()
+        if queue is not None and model is not None:
+            raise InvalidJob("give queue or model, not both", param="queue")
+        self._destination = queue or model or settings.queue or settings.model
+        self._limits = limits or Limits()
+        address = usable_url(url or settings.url)
+        self.redis = connect(address, name=name)
+        self.reader = ChannelReader(address)
+        self._queues: dict[str, Queue] = {}
+        self._cards: dict[str, tuple[float, str, QueueCard]] = {}
+        self._reading_card = asyncio.Lock()
+
+    async def enqueue(
+        self,
+        prompt: Prompt | None = None,
+        messages: Messages | None = None,
+        *,
+        idempotency_key: str | None = None,
+        **options: Any,
+    ) -> AsyncJob:
+        """Enqueue a prompt (text or token ids) or a chat; `options` are fields of SamplingParams and JobSpec.
+
+        Raises InvalidJob (which names the field), PromptTooLong, UnknownQueue, IdempotencyConflict,
+        Overloaded, QueueUnavailable.
+        """
+        return await self.enqueue_spec(
+            spec_from({"prompt": prompt, "messages": messages, **options}), idempotency_key=idempotency_key
+        )
+
+    async def enqueue_spec(
+        self, spec: JobSpec, *, queue: str | None = None, idempotency_key: str | None = None
+    ) -> AsyncJob:
+        """Enqueue a job that is already validated. `queue`: a queue, alias or model other than the client's own."""
+        check_idempotency_key(idempotency_key)
+        name, card = await self.card(queue)
+        check_against(card, spec)
+        entry = entry_for(spec, job_id=new_job_id(name), card=card, idempotency_key=idempotency_key)
+        async with _answering():
+            enqueued = await self.queue(name).enqueue(entry, self._limits)
+        return AsyncJob(self, enqueued.id)
+
+    async def generate(
+        self,
+        prompt: Prompt | None = None,
+        messages: Messages | None = None,
+        *,
+        idempotency_key: str | None = None,
+        **options: Any,
+    ) -> Result:
+        """`enqueue`, then `result`."""
+        job = await self.enqueue(prompt, messages, idempotency_key=idempotency_key, **options)
+        return await job.result()
+
+    def job(self, job_id: str) -> AsyncJob:
+        """The job of that id, of whatever queue. Raises InvalidJob for what is no job id."""
+        queue_of(job_id)
+        return AsyncJob(self, JobId(job_id))
+
+    def queue(self, name: str) -> Queue:
+        """The queue of that name, for what this class has no method for."""
+        if name not in self._queues:
+            self._queues[name] = Queue(self.redis, name)
+        return self._queues[name]
+
+    async def card(self, name: str | None = None) -> tuple[str, QueueCard]:
+        """The queue that a queue, alias or model names (absent: the client's own), and its card.
+
+        Read once and kept for CARD_LIFE_S. Raises UnknownQueue, QueueUnavailable.
+        """
+        name = name or self._destination
+        clock = asyncio.get_running_loop().time
+        async with self._reading_card:
+            expiry, queue, card = self._cards.get(name or "", (0.0, "", None))
+            if card is None or expiry < clock():
+                async with _answering():
+                    queue, card = await read_card(self.redis, name or await self._only_queue())
+                self._cards[name or ""] = (clock() + CARD_LIFE_S, queue, card)
+        return queue, card
+
+    async def _only_queue(self) -> str:
+        known = sorted(name.decode() for name in await self.redis.hkeys(QUEUES))
+        if len(known) == 1:
+            return known[0]
+        if not known:
+            raise UnknownQueue("", known)
+        raise InvalidJob(f"give queue or model; this server has {', '.join(known)}", param="queue")
+
+    async def aclose(self) -> None:
+        """Close the connections. Jobs go on; streams that are still open raise QueueUnavailable."""
+        await self.reader.aclose()
+        await self.redis.aclose()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+@contextlib.asynccontextmanager
+async def _answering() -> AsyncIterator[None]:
+    """Redis' own errors as ours."""
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        raise QueueUnavailable(f"Redis does not answer: {error}") from error

@@ -1,0 +1,121 @@
+"""Reading job logs for followers: page by page, through outages; and which of many quiet jobs have news."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from jitney.connection import Redis
+from jitney.errors import QueueUnavailable
+from jitney.keys import Keys, queue_of
+from jitney.queue import Queue
+
+LOG_PAGE = 256
+"""Events read from a log in one call."""
+
+MAX_BACKOFF_S = 2.0
+PASSING_ERRORS = (RedisConnectionError, RedisTimeoutError, QueueUnavailable, OSError)
+"""What a restart or a failover looks like from here."""
+
+_CHECKED_AT_ONCE = 512
+
+
+def backoff_s(attempt: int) -> float:
+    """A random wait before try `attempt + 1`, so that a thousand readers do not come back at once."""
+    return min(MAX_BACKOFF_S, 0.05 * 2.0 ** min(attempt, 16)) * random.uniform(0.5, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """What a job's log holds after a cursor. `over`: the job has ended, at or before the cursor."""
+
+    payloads: list[bytes]
+    over: bool = False
+
+
+class LogReader:
+    """Logs of any queue of one server.
+
+    max_outage_s: how long a read goes on trying before it raises QueueUnavailable.
+    """
+
+    def __init__(self, redis: Redis, *, max_outage_s: float) -> None:
+        self._redis = redis
+        self._max_outage_s = max_outage_s
+        self._queues: dict[str, Queue] = {}
+        self._epochs: dict[str, bytes] = {}
+
+    async def read(self, job_id: str, cursor: int) -> LogPage | None:
+        """The next page, at most LOG_PAGE events; None when neither log nor job exists."""
+        clock = asyncio.get_running_loop().time
+        started, attempt = clock(), 0
+        while True:
+            try:
+                return await self._read_once(job_id, cursor)
+            except PASSING_ERRORS as error:
+                if clock() - started > self._max_outage_s:
+                    raise QueueUnavailable(f"the log of {job_id} cannot be read: {error}") from error
+            except RedisError as error:
+                raise QueueUnavailable(f"the log of {job_id} cannot be read: {error}") from error
+            await asyncio.sleep(backoff_s(attempt))
+            attempt += 1
+
+    async def _read_once(self, job_id: str, cursor: int) -> LogPage | None:
+        queue = self._queue(queue_of(job_id))
+        payloads = await queue.read_log(job_id, cursor, count=LOG_PAGE)
+        if payloads is None:
+            return None
+        if payloads:
+            return LogPage(payloads)
+        state, seq = await self._redis.hmget(queue.keys.job(job_id), ["state", "seq"])
+        if state is None:
+            return None  # a log whose job record is gone will never grow again
+        return LogPage(payloads, over=state == b"done" and int(seq or 0) <= cursor)
+
+    async def news(self, seen: Mapping[str, int]) -> set[str]:
+        """Those of the jobs whose log has moved beyond the seq seen, or that are over or gone.
+
+        One pipeline for up to 512 jobs. Raises redis errors.
+        """
+        moved: set[str] = set()
+        jobs = list(seen.items())
+        for start in range(0, len(jobs), _CHECKED_AT_ONCE):
+            some = jobs[start : start + _CHECKED_AT_ONCE]
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for job_id, _ in some:
+                    pipe.hmget(Keys(queue_of(job_id)).job(job_id), ["state", "seq"])
+                answers = await pipe.execute()
+            for (job_id, newest), (state, seq) in zip(some, answers, strict=True):
+                if state is None or state == b"done" or int(seq or 0) > newest:
+                    moved.add(job_id)
+        return moved
+
+    async def changed_epochs(self, queues: set[str]) -> set[str]:
+        """Those of the queues whose data set is another one than when it was first looked at."""
+        if not queues:
+            return set()
+        names = sorted(queues)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.get(Keys(name).epoch)
+            answers = await pipe.execute()
+        changed = set()
+        for name, epoch in zip(names, answers, strict=True):
+            if epoch != self._epochs.setdefault(name, epoch):
+                changed.add(name)
+            if epoch is None:
+                del self._epochs[name]
+            else:
+                self._epochs[name] = epoch
+        return changed
+
+    def _queue(self, name: str) -> Queue:
+        if name not in self._queues:
+            self._queues[name] = Queue(self._redis, name)
+        return self._queues[name]

@@ -1,0 +1,132 @@
+"""Replies of the scripts as values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from jitney.errors import IdempotencyConflict, Overloaded
+from jitney.keys import Band, Fence, JobId
+from jitney.records import Append, Claimed, DeadJob, Delivery, Enqueued, JobState, JobStatus, Refusal
+
+MIN_RETRY_S, MAX_RETRY_S = 1.0, 120.0
+DEFAULT_OUTPUT_TOKENS = 128.0
+DEFAULT_TOKENS_PER_S = 500.0
+"""Before the first job has ended nothing is measured; a guess of the right order is enough for a pause."""
+
+
+def text(value: Any) -> str:
+    """A reply's string. What a stranger wrote need not be UTF-8."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def enqueued(reply: Sequence[Any]) -> Enqueued:
+    """Raises IdempotencyConflict and Overloaded."""
+    outcome = text(reply[0])
+    if outcome == "conflict":
+        raise IdempotencyConflict(
+            f"the idempotency key or id belongs to job {text(reply[1])}, which has another body: use a new key"
+        )
+    if outcome == "full":
+        raise overloaded(reply)
+    return Enqueued(JobId(text(reply[1])), duplicate=outcome == "dup")
+
+
+def overloaded(reply: Sequence[Any]) -> Overloaded:
+    """The refusal with a pause: the time in which the backlog is worked off at the measured rate."""
+    jobs, tokens = int(reply[2]), int(reply[3])
+    mean_output = float(reply[4] or DEFAULT_OUTPUT_TOKENS)
+    tokens_per_s = max(float(reply[5] or DEFAULT_TOKENS_PER_S), 1e-3)
+    pause_s = (tokens + jobs * mean_output) / tokens_per_s
+    return Overloaded(
+        text(reply[1]),
+        waiting_jobs=jobs,
+        waiting_tokens=tokens,
+        retry_after_s=min(max(pause_s, MIN_RETRY_S), MAX_RETRY_S),
+    )
+
+
+def delivery(row: Sequence[Any]) -> Delivery:
+    time_left_ms = int(row[11])
+    return Delivery(
+        id=JobId(text(row[0])),
+        band=cast(Band, text(row[1])),
+        tenant=text(row[2]),
+        fence=Fence(text(row[3])),
+        tries=int(row[4]),
+        strikes=int(row[5]),
+        seq=int(row[6]),
+        num_tokens=int(row[7]),
+        at_ms=int(row[8]),
+        virtual_time=float(row[9]),
+        fingerprint=text(row[10]),
+        body=bytes(row[12]),
+        prompt_ids=None if row[13] is None else bytes(row[13]),
+        time_left_ms=None if time_left_ms < 0 else time_left_ms,
+    )
+
+
+def claimed(reply: Sequence[Any]) -> Claimed:
+    taken, gone, num_moved, num_waiting, due_ms = reply
+    return Claimed(
+        deliveries=tuple(delivery(row) for row in taken),
+        gone=tuple(JobId(text(id)) for id in gone),
+        num_moved=int(num_moved),
+        num_waiting=int(num_waiting),
+        next_due_ms=None if int(due_ms) < 0 else int(due_ms),
+    )
+
+
+def refusals(appends: Sequence[Append], reply: Sequence[Any]) -> list[Refusal]:
+    """Refused appends, without those whose earlier sending was accepted and whose reply was lost."""
+    refused: list[Refusal] = []
+    for number, reason, seq, message in reply:
+        append = appends[int(number) - 1]
+        if reason == b"seq" and int(seq) == append.first_seq + len(append.events) - 1:
+            continue
+        refused.append(Refusal(append.id, text(reason), int(seq), text(message)))  # type: ignore[arg-type]
+    return refused
+
+
+def job_status(id: JobId, fields: dict[bytes, bytes]) -> JobStatus:
+    def word(name: str) -> str:
+        return text(fields.get(name.encode(), b""))
+
+    def number(name: str) -> float:
+        return float(word(name) or 0)
+
+    def time(name: str) -> float | None:
+        return number(name) / 1e3 or None
+
+    return JobStatus(
+        id=id,
+        state=cast(JobState, word("state")),
+        band=word("band"),
+        tenant=word("tenant"),
+        seq=int(number("seq")),
+        num_prompt_tokens=int(number("pt")),
+        num_tokens=int(number("n")),
+        tries=int(number("tries")),
+        strikes=int(number("strikes")),
+        reason=word("reason"),
+        owner=word("owner"),
+        created_at=number("at") / 1e3,
+        started_at=time("started"),
+        ended_at=time("ended"),
+        deadline=time("deadline"),
+    )
+
+
+def dead_job(entry_id: bytes, fields: dict[bytes, bytes]) -> DeadJob:
+    words = {text(name): value for name, value in fields.items()}
+    event = words.pop("e", b"")
+    return DeadJob(
+        entry_id=text(entry_id),
+        id=text(words.pop("j", b"")),
+        band=text(words.pop("b", b"")),
+        tenant=text(words.pop("t", b"")),
+        reason=text(words.pop("r", b"")),
+        num_tokens=int(words.pop("n", b"0")),
+        event=event,
+        fields=words,
+    )

@@ -1,0 +1,103 @@
+"""The Lua scripts: read from the package, put together, run by their digest.
+
+`-- with: base fair` in a script names the pieces (`_base.lua`, ...) that stand between its first line and
+its body. The shebang stays the first line: without it a stale replica would answer a guard's refusal
+instead of READONLY, and a live owner would drop good jobs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+from redis.exceptions import NoScriptError
+
+from jitney.connection import Redis
+
+NAMES: Final = (
+    "enqueue",
+    "claim",
+    "adopt",
+    "renew",
+    "append",
+    "finish",
+    "release",
+    "retry",
+    "cancel",
+    "janitor",
+    "repair",
+    "fold",
+)
+
+Argument = str | bytes | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A whole script as the server gets it, and the digest that names it there."""
+
+    name: str
+    source: str
+    sha: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One run of a script. keys[0] routes it; args[0] is the prefix of the queue's keys."""
+
+    keys: Sequence[str]
+    args: Sequence[Argument]
+
+
+def assemble(name: str) -> str:
+    """The source of script `name`: its shebang, the pieces it names, its body."""
+    shebang, pieces, body = _text(f"{name}.lua").split("\n", 2)
+    assert shebang.startswith("#!lua"), f"{name}.lua must begin with a shebang"
+    assert pieces.startswith("-- with: "), f"the second line of {name}.lua must name its pieces"
+    included = [_text(f"_{piece}.lua") for piece in pieces.removeprefix("-- with: ").split()]
+    return "\n".join((shebang, *included, body))
+
+
+def _text(file_name: str) -> str:
+    return resources.files("jitney").joinpath("scripts", file_name).read_text(encoding="utf-8")
+
+
+def as_script(name: str, source: str) -> Script:
+    """`source` under its digest."""
+    return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+@cache
+def load(name: str) -> Script:
+    """The script `name`, assembled once per process."""
+    return as_script(name, assemble(name))
+
+
+async def run(redis: Redis, script: Script, call: Call) -> Any:
+    """Run a script by its digest; load it first where the server does not know it (new, or restarted)."""
+    try:
+        return await redis.evalsha(script.sha, len(call.keys), *call.keys, *call.args)
+    except NoScriptError:
+        await redis.script_load(script.source)
+        return await redis.evalsha(script.sha, len(call.keys), *call.keys, *call.args)
+
+
+async def run_each(redis: Redis, script: Script, calls: Iterable[Call]) -> list[Any]:
+    """Run a script several times, in order, in one round trip. Raises the first error after all have run."""
+    wanted = list(calls)
+    if len(wanted) == 1:
+        return [await run(redis, script, wanted[0])]
+    pipeline = redis.pipeline(transaction=False)
+    for call in wanted:
+        pipeline.execute_command("EVALSHA", script.sha, len(call.keys), *call.keys, *call.args)
+    replies = await pipeline.execute(raise_on_error=False)
+    for number, reply in enumerate(replies):
+        if isinstance(reply, NoScriptError):
+            replies[number] = await run(redis, script, wanted[number])
+        elif isinstance(reply, Exception):
+            raise reply
+    return list(replies)

@@ -1,0 +1,100 @@
+local USAGE_ENTRIES = 1000000
+local DEAD_ENTRIES = 1000
+local DEAD_KEEP_MS = 7 * 86400000
+local RATE_WINDOW_MS = 5000
+
+-- A terminal event as `Event.encode` writes it; `error` is JSON or nil.
+local function terminal_event(kind, job, error)
+  return '{"v":1,"type":"' .. kind .. '","seq":' .. int(job.seq + 1) ..
+    ',"usage":{"prompt_tokens":' .. int(job.pt) .. ',"completion_tokens":' .. int(job.n) .. ',"cached_tokens":0}' ..
+    (error and ',"error":' .. error or '') .. '}'
+end
+
+-- code and message: our own words, no quotes in them.
+local function error_json(code, message)
+  return '{"type":"server_error","code":"' .. code .. '","message":"' .. message .. '","param":null}'
+end
+
+-- Tokens per second, for Retry-After: means of windows, each weighing as much as all before it.
+local function measure_rate(tokens)
+  local key = P .. ':vt'
+  local has = redis.call('HMGET', key, 'rate', 'sum', 'from')
+  local rate, sum, from = num(has[1]), num(has[2]) + tokens, num(has[3])
+  local passed = NOW - from
+  if from == 0 then
+    redis.call('HSET', key, 'sum', int(sum), 'from', NOW)
+  elseif passed < RATE_WINDOW_MS then
+    redis.call('HSET', key, 'sum', int(sum))
+  else
+    local mean = sum * 1000 / passed
+    redis.call('HSET', key, 'rate', rate > 0 and (rate + mean) / 2 or mean, 'sum', 0, 'from', NOW)
+  end
+end
+
+-- At most DEAD_ENTRIES are kept, and each one's body with it: the oldest makes room.
+local function bury(job, reason, event)
+  local dead = P .. ':dead'
+  redis.call('XADD', dead, '*', 'j', job.id, 'b', job.band, 't', job.tenant, 'r', reason, 'at', int(job.at),
+    'tries', int(job.tries), 'seq', int(job.seq), 'n', int(job.n), 'e', event)
+  for _ = 1, 4 do
+    if redis.call('XLEN', dead) <= DEAD_ENTRIES then return end
+    local oldest = redis.call('XRANGE', dead, '-', '+', 'COUNT', 1)[1]
+    if oldest[2][1] == 'j' then redis.call('DEL', P .. ':body:' .. oldest[2][2]) end
+    redis.call('XDEL', dead, oldest[1])
+  end
+end
+
+-- The one way a job ends: state, place, account, log, ledger and lifetimes in one script, the channel last.
+-- `events` end with the terminal one and have the seqs after job.seq. keep_ms nil: as the job asked.
+-- dead_reason: nil, or why the job is buried; its body then stays, so that it can be queued anew.
+local function end_job(job, reason, by, events, keep_ms, dead_reason)
+  local hash, log, first = P .. ':job:' .. job.id, P .. ':tokens:' .. job.id, job.seq + 1
+  job.seq = job.seq + #events
+  save(job, 'state', 'done', 'reason', reason, 'by', by, 'owner', '', 'fence', '', 'seq', job.seq, 'n', job.n,
+    'pt', job.pt, 'tries', job.tries, 'strikes', job.strikes, 'ended', NOW)
+  unplace(job)
+  if job.paid > 0 then charge(job.band, job.tenant, job.pt + job.n - job.paid) end
+  for i, event in ipairs(events) do
+    redis.pcall('XADD', log, int(first + i - 1) .. '-0', 'e', event)
+  end
+  redis.call('XADD', P .. ':usage', 'MAXLEN', '~', USAGE_ENTRIES, '*', 'j', job.id, 't', job.tenant, 'b', job.band,
+    'p', int(job.pt), 'c', int(job.n), 'r', reason)
+  local keep = keep_ms or (job.ttl > 0 and job.ttl) or 3600000
+  if dead_reason then
+    keep = math.max(keep, DEAD_KEEP_MS)
+    bury(job, dead_reason, events[#events])
+    redis.call('PEXPIRE', P .. ':body:' .. job.id, keep)
+  else
+    redis.call('DEL', P .. ':body:' .. job.id)
+  end
+  redis.call('DEL', P .. ':ids:' .. job.id)
+  redis.call('PEXPIRE', hash, keep)
+  redis.call('PEXPIRE', log, keep)
+  if job.idem ~= '' then redis.call('PEXPIRE', P .. ':idem:' .. job.idem, keep) end
+  redis.call('ZADD', P .. ':ended', NOW, job.id)
+  if job.deadline > 0 or job.qdeadline > 0 then redis.call('ZREM', P .. ':deadlines', job.id) end
+  -- Readers find in the log what a failed PUBLISH kept from them.
+  for _, event in ipairs(events) do redis.pcall('PUBLISH', log, event) end
+end
+
+local function fail(job, code, message, keep_ms)
+  end_job(job, 'failed', code, {terminal_event('failed', job, error_json(code, message))}, keep_ms)
+end
+
+-- Too many attempts. `error`: the last one's, as JSON, or ''.
+local function give_up(job, keep_ms, error)
+  if error == '' then
+    error = error_json('max_attempts', 'gave up after ' .. int(job.tries) .. ' attempts, the last ' ..
+      int(job.strikes) .. ' without progress')
+  end
+  end_job(job, 'failed', 'max_attempts', {terminal_event('failed', job, error)}, keep_ms, 'max_attempts')
+end
+
+-- Deadline of the whole job, or, while it has said nothing, of its wait.
+local function is_late(job)
+  return (job.deadline > 0 and NOW >= job.deadline) or (job.seq == 0 and job.qdeadline > 0 and NOW >= job.qdeadline)
+end
+
+local function expire(job, keep_ms)
+  end_job(job, 'expired', 'deadline', {terminal_event('expired', job)}, keep_ms)
+end

@@ -1,0 +1,93 @@
+"""From a caller's keywords to what a queue takes: split, validate, compare with the queue's card."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final
+
+from jitney.cards import QueueCard
+from jitney.errors import InvalidJob, PromptTooLong
+from jitney.keys import JobId
+from jitney.messages import JobSpec
+from jitney.queue import Entry
+from jitney.sampling import SamplingParams, sampling_params
+
+RESULT_TTL_S: Final = 3_600
+BULK_RESULT_TTL_S: Final = 86_400
+MAX_IDEMPOTENCY_KEY_BYTES: Final = 256
+
+_SAMPLING_FIELDS: Final = frozenset(SamplingParams.model_fields)
+_JOB_FIELDS: Final = frozenset(JobSpec.model_fields)
+
+
+def spec_from(options: dict[str, Any]) -> JobSpec:
+    """The job that flat keywords ask for: each belongs to SamplingParams or to JobSpec; None means absent.
+
+    `sampling=SamplingParams(...)` may stand for the sampling keywords, not beside them.
+    Raises InvalidJob that names the field, also for a field that nobody knows: it may be a slip of the pen.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    unknown = sorted(given.keys() - _SAMPLING_FIELDS - _JOB_FIELDS)
+    if unknown:
+        raise InvalidJob(f"unknown field {unknown[0]}", param=unknown[0], code="unknown_field")
+    sampling = {name: value for name, value in given.items() if name in _SAMPLING_FIELDS}
+    fields = {name: value for name, value in given.items() if name not in _SAMPLING_FIELDS}
+    if sampling and "sampling" in fields:
+        field = min(sampling)
+        raise InvalidJob(f"{field} is given beside sampling: put it inside", param=field)
+    if sampling:
+        fields["sampling"] = sampling_params(**sampling)
+    return JobSpec.build(fields)
+
+
+def check_against(card: QueueCard, spec: JobSpec) -> None:
+    """What only the queue's model can tell. Raises InvalidJob or PromptTooLong; the worker checks it all again."""
+    prompt_ids = spec.prompt if isinstance(spec.prompt, tuple) else ()
+    for name, token_ids in (("prompt", prompt_ids), ("stop_token_ids", spec.sampling.stop_token_ids)):
+        highest = max(token_ids, default=0)
+        if highest >= card.vocab_size:
+            raise InvalidJob(
+                f"{name} holds token id {highest}; the model's ids end at {card.vocab_size - 1}", param=name
+            )
+    if len(prompt_ids) > card.max_model_len:
+        raise PromptTooLong(len(prompt_ids), card.max_model_len, what="the prompt")
+
+
+def digest_of(spec: JobSpec) -> str:
+    """What makes two submissions the same: everything asked for, before the seed is drawn.
+
+    A trace's name differs between two sendings of one request, so it does not count.
+    """
+    return hashlib.sha256(spec.model_copy(update={"traceparent": None}).encode()).hexdigest()
+
+
+def check_idempotency_key(key: str | None) -> str | None:
+    """`key`, or InvalidJob."""
+    if key is None:
+        return None
+    size = len(key.encode("utf-8", "surrogatepass"))
+    if not 0 < size <= MAX_IDEMPOTENCY_KEY_BYTES:
+        raise InvalidJob(
+            f"idempotency_key is {size} bytes; 1 to {MAX_IDEMPOTENCY_KEY_BYTES} are allowed", param="idempotency_key"
+        )
+    return key
+
+
+def entry_for(spec: JobSpec, *, job_id: JobId, card: QueueCard, idempotency_key: str | None) -> Entry:
+    """What the script `enqueue` takes. The body carries a seed, drawn here when none was given."""
+    bulk = spec.band == "bulk"
+    return Entry(
+        id=job_id,
+        body=spec.seeded().encode(),
+        digest=digest_of(spec),
+        band=spec.band,
+        tenant=spec.tenant,
+        num_prompt_tokens=spec.estimate(card.bytes_per_token),
+        max_tokens=spec.sampling.max_tokens,
+        not_before=spec.not_before,
+        deadline=spec.deadline,
+        timeout_s=spec.timeout_s,
+        queue_timeout_s=spec.queue_timeout_s,
+        idempotency_key=check_idempotency_key(idempotency_key),
+        result_ttl_s=spec.result_ttl_s or (BULK_RESULT_TTL_S if bulk else RESULT_TTL_S),
+    )

@@ -1,0 +1,30 @@
+"""Children that end with their parent, also when it is killed without a chance to say goodbye."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+_PR_SET_PDEATHSIG = 1
+
+
+def tether(number: signal.Signals) -> Callable[[], None] | None:
+    """A `preexec_fn` that asks the kernel to send `number` to the child when its parent dies.
+
+    Linux only (prctl(2), PR_SET_PDEATHSIG); None elsewhere, where an orphan must be ended by hand. The kernel
+    watches the *thread* that started the child, so start it from one that lives as long as the process.
+    """
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
+
+    def ask() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, int(number))
+        if os.getppid() != parent:  # it died before we could ask
+            os._exit(1)
+
+    return ask

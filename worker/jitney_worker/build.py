@@ -1,0 +1,120 @@
+"""The one file that knows all rooms: settings in, a worker's crew out."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+
+from jitney.cards import QueueCard, write_card
+from jitney.connection import Redis
+from jitney.errors import SettingsError
+from jitney.workers import unix_now
+from jitney_worker.engine.engine import LocalEngine
+from jitney_worker.engine.settings import EngineSettings
+from jitney_worker.model.config import ModelConfig
+from jitney_worker.model.fingerprint import fingerprint
+from jitney_worker.model.registry import resolve
+from jitney_worker.model.runner import TorchRunner, load_runner
+from jitney_worker.runtime.intake import ModelLimits
+from jitney_worker.runtime.worker import Crew
+from jitney_worker.settings import WorkerSettings
+from jitney_worker.text.logprobs import LogprobSpeller
+from jitney_worker.text.rules import StopRules
+from jitney_worker.text.tokenizer import Tokenizer
+
+SEATS_ON_CPU = 64
+SEATS_ON_GPU = 256
+
+
+def build_crew(settings: WorkerSettings) -> Crew:
+    """Load the model and set the engine up. Raises ModelError or SettingsError."""
+    directory = resolve(settings.model, offline=settings.offline)
+    tokenizer = Tokenizer.load(directory)
+    options = settings.engine
+    runner = load_runner(
+        directory,
+        dtype=settings.dtype,
+        device=settings.device,
+        num_blocks=options.num_kv_blocks,
+        kv_cache_bytes=options.kv_cache_bytes,
+        block_size=options.block_size,
+        num_threads=settings.num_threads,
+    )
+    stop_rules = StopRules(tokenizer)
+    engine = LocalEngine(_engine_settings(settings, runner), runner, stop_rules)
+    max_model_len = _max_model_len(settings, runner)
+    return Crew(
+        engine=engine,
+        tokenizer=tokenizer,
+        stop_rules=stop_rules,
+        spell_logprobs=LogprobSpeller(tokenizer),
+        limits=ModelLimits(
+            vocab_size=runner.vocab_size,
+            max_model_len=max_model_len,
+            max_sequence_len=min(max_model_len, runner.num_blocks * runner.block_size),
+            eos_token_ids=frozenset(runner.eos_token_ids) | frozenset(tokenizer.eos_token_ids),
+        ),
+        model=settings.model_name,
+        queue=settings.queue_name,
+        fingerprint=fingerprint(directory, runner.dtype_name, tokenizer.digest),
+        features={**engine.features, "dtype": runner.dtype_name, "device": runner.device_name},
+        worker_id=settings.worker.id or f"{socket.gethostname()[:32]}-{os.getpid()}-{uuid.uuid4().hex[:6]}",
+    )
+
+
+def card_of(crew: Crew) -> QueueCard:
+    """What clients and the API must know of the queue before they write to it."""
+    return QueueCard(
+        model=crew.model,
+        max_model_len=crew.limits.max_model_len,
+        vocab_size=crew.limits.vocab_size,
+        bytes_per_token=crew.tokenizer.bytes_per_token,
+        fingerprint=crew.fingerprint,
+        tokenizer_digest=crew.tokenizer.digest,
+        created=int(unix_now()),
+    )
+
+
+def card_without_weights(settings: WorkerSettings) -> QueueCard:
+    """The same card, for a queue that has no worker yet: everything but the fingerprint of a loaded model."""
+    directory = resolve(settings.model, offline=settings.offline)
+    tokenizer, config = Tokenizer.load(directory), ModelConfig.load(directory)
+    return QueueCard(
+        model=settings.model_name,
+        max_model_len=settings.engine.max_model_len or config.max_model_len,
+        vocab_size=config.vocab_size,
+        bytes_per_token=tokenizer.bytes_per_token,
+        fingerprint="",
+        tokenizer_digest=tokenizer.digest,
+        created=int(unix_now()),
+    )
+
+
+async def register(redis: Redis, crew: Crew) -> None:
+    """Write the queue's card; a worker whose model cannot serve what the card promises does not start."""
+    await write_card(redis, crew.queue, card_of(crew))
+
+
+def _max_model_len(settings: WorkerSettings, runner: TorchRunner) -> int:
+    asked = settings.engine.max_model_len
+    if asked is not None and asked > runner.max_model_len:
+        raise SettingsError(
+            f"engine.max_model_len={asked} is more than the model's own context of {runner.max_model_len}"
+        )
+    return asked or runner.max_model_len
+
+
+def _engine_settings(settings: WorkerSettings, runner: TorchRunner) -> EngineSettings:
+    options = settings.engine
+    seats = options.max_num_seqs or (SEATS_ON_CPU if runner.device.type == "cpu" else SEATS_ON_GPU)
+    return EngineSettings(
+        max_num_seqs=min(seats, options.max_num_batched_tokens),
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=_max_model_len(settings, runner),
+        block_size=runner.block_size,
+        num_blocks=runner.num_blocks,
+        enable_prefix_caching=options.enable_prefix_caching,
+        long_prefill_token_threshold=options.long_prefill_token_threshold,
+        policy=options.policy,
+    )

@@ -1,0 +1,145 @@
+"""The KV cache's blocks: who uses which, which are free, and in which order free ones are taken.
+
+A block is in one of three places: in use (reference count above 0), free and blank, or free with content
+that a later prompt may hit. Source of the scheme: PagedAttention, Kwon et al. 2023.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+
+from jitney_worker.engine.prefix_cache import HashBlock, PrefixCache, sha256_digest
+from jitney_worker.engine.sequence import Sequence
+
+
+class BlockManager:
+    """Hands blocks to sequences and takes them back. Writes a sequence's block table and its cached counts."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        hash_block: HashBlock = sha256_digest,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._cache = PrefixCache(num_blocks, block_size, hash_block) if enable_prefix_caching else None
+        self._ref_counts = [0] * num_blocks
+        self._blank = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        """Free blocks with content, least recently used first."""
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody uses, whether they still hold something or not."""
+        return len(self._blank) + len(self._cached)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that so many tokens fill, the last one perhaps in part."""
+        return -(-num_tokens // self.block_size)
+
+    def admit(self, sequence: Sequence, *, reserve: int) -> bool:
+        """Give a sequence blocks for all its known tokens, the cached ones first; False if there are too few.
+
+        reserve: free blocks that must be left over. Sets `block_table` and `num_computed_tokens`. All known
+        tokens at once: a prompt computed in chunks then never runs out of blocks half-way.
+        """
+        hits = self._cache.match(sequence) if self._cache else []
+        num_new = self.num_blocks_for(len(sequence.token_ids)) - len(hits)
+        num_revived = sum(self._ref_counts[block] == 0 for block in hits)
+        if self.num_free - num_revived - num_new < reserve:
+            return False
+        for block in hits:
+            self._use_again(block)
+        if self._cache:
+            sequence.block_serials = self._cache.serials(hits)
+        sequence.block_table = hits + [self._take() for _ in range(num_new)]
+        sequence.num_computed_tokens = len(hits) * self.block_size
+        return True
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Extend the table until it holds `num_tokens`; False, and nothing changed, if there are too few blocks."""
+        num_new = self.num_blocks_for(num_tokens) - len(sequence.block_table)
+        if num_new > self.num_free:
+            return False
+        sequence.block_table.extend(self._take() for _ in range(num_new))
+        return True
+
+    def enter(self, sequence: Sequence) -> None:
+        """Let later prompts find the sequence's full, computed blocks. Call after each step it was computed in."""
+        if self._cache is None or sequence.num_computed_tokens // self.block_size <= len(sequence.block_serials):
+            return
+        for block in self._cache.enter(sequence):
+            self._blanked(block)
+
+    def release(self, sequence: Sequence) -> None:
+        """Take all blocks of a sequence back; it has computed nothing any more.
+
+        Last block first: the head of a prompt is the likeliest to be asked for again, so it is evicted last.
+        """
+        for block in reversed(sequence.block_table):
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block] == 0:
+                self._put_back(block)
+        sequence.block_table = []
+        sequence.block_serials = []
+        sequence.num_computed_tokens = 0
+
+    def forget(self, sequence: Sequence) -> None:
+        """Let nobody find the blocks of a sequence that went wrong: what poisoned it may be in them."""
+        if self._cache is None:
+            return
+        for block in sequence.block_table:
+            self._cache.forget(block)
+            self._blanked(block)
+
+    def _take(self) -> int:
+        """A free block, blank ones first; otherwise evict the content that was used longest ago."""
+        if self._blank:
+            block = self._blank.pop()
+        else:
+            block, _ = self._cached.popitem(last=False)
+            assert self._cache is not None
+            self._cache.forget(block)
+        self._ref_counts[block] = 1
+        return block
+
+    def _use_again(self, block: int) -> None:
+        if self._ref_counts[block] == 0:
+            del self._cached[block]
+        self._ref_counts[block] += 1
+
+    def _put_back(self, block: int) -> None:
+        if self._cache is not None and self._cache.holds(block):
+            self._cached[block] = None
+        else:
+            self._blank.append(block)
+
+    def _blanked(self, block: int) -> None:
+        """The content of a block is gone: if it is free, it is now free and blank."""
+        if block in self._cached:
+            del self._cached[block]
+            self._blank.append(block)
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Assert that every block is in exactly one place and is referenced by exactly those who count.
+
+        sequences: all that may hold blocks.
+        """
+        references: Counter[int] = Counter()
+        for sequence in sequences:
+            assert len(set(sequence.block_table)) == len(sequence.block_table), f"{sequence.id} holds a block twice"
+            references.update(sequence.block_table)
+        used = {block for block, count in enumerate(self._ref_counts) if count}
+        assert all(self._ref_counts[block] == references[block] for block in range(self.num_blocks)), "ref counts"
+        blank, cached = set(self._blank), set(self._cached)
+        assert len(blank) == len(self._blank), "a block is free twice"
+        assert len(blank) + len(cached) + len(used) == self.num_blocks, "free + used = total"
+        assert blank | cached | used == set(range(self.num_blocks)), "a block is lost or in two places"
+        if self._cache is not None:
+            self._cache.check()
+            assert all(map(self._cache.holds, cached)), "a free block without content waits to be hit"
+            assert not any(map(self._cache.holds, blank)), "a blank block can be found"

@@ -1,0 +1,125 @@
+"""The engine of this process: scheduler, blocks and a model runner, one step at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jitney_worker.engine.blocks import BlockManager
+from jitney_worker.engine.laws import check_laws, check_step
+from jitney_worker.engine.limits import check_fits
+from jitney_worker.engine.prefix_cache import HashBlock, sha256_digest
+from jitney_worker.engine.protocol import (
+    Capacity,
+    EngineSnapshot,
+    ModelRunner,
+    Seat,
+    SequenceDelta,
+    TextRules,
+)
+from jitney_worker.engine.scheduler import Scheduler
+from jitney_worker.engine.sequence import Sequence, SequenceId, SequenceRequest
+from jitney_worker.engine.settings import EngineSettings
+
+
+class LocalEngine:
+    """Fulfils the `Engine` protocol. One thread calls it; `features` and `check_fits` may be called from any.
+
+    text_rules: needed only if sequences with stop strings are added.
+    hash_block: hash of the prefix cache; a test may pass a weak one.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        runner: ModelRunner,
+        text_rules: TextRules | None = None,
+        *,
+        hash_block: HashBlock = sha256_digest,
+    ) -> None:
+        self.settings = settings
+        self._runner = runner
+        blocks = BlockManager(
+            settings.num_blocks,
+            settings.block_size,
+            enable_prefix_caching=settings.enable_prefix_caching,
+            hash_block=hash_block,
+        )
+        self._scheduler = Scheduler(settings, blocks, text_rules)
+
+    @property
+    def features(self) -> dict[str, Any]:
+        """Facts for the worker's heartbeat."""
+        return self.settings.features()
+
+    def check_fits(self, request: SequenceRequest) -> None:
+        """Raise `PromptTooLong` or `InvalidJob` for what can never run here."""
+        check_fits(request, self.settings)
+
+    def add(self, request: SequenceRequest) -> None:
+        """Take a sequence in; it joins at the next step that has room.
+
+        Raises as `check_fits`; ValueError if its id is here already, or it needs text rules and there are none.
+        """
+        self._scheduler.add(request)
+
+    def abort(self, sequence_id: SequenceId) -> bool:
+        """Drop a sequence in any state; its blocks are free on return. False if it is not here."""
+        return self._scheduler.abort(sequence_id)
+
+    def has_work(self) -> bool:
+        """True if `step` would do something."""
+        return self._scheduler.has_work()
+
+    def step(self) -> list[SequenceDelta]:
+        """Run one iteration; return what each sequence gained.
+
+        What the runner raises passes through. Nothing is committed then and no delta is lost: the caller may
+        step again, which computes the same tokens, or abort sequences first.
+        """
+        scheduled = self._scheduler.schedule()
+        if self.settings.check:
+            check_step(self._scheduler, scheduled)
+        if not scheduled:
+            return self._scheduler.take_ended_on_entry()
+        sampled = self._runner.execute(scheduled)
+        deltas = self._scheduler.commit(scheduled, sampled)
+        if self.settings.check:
+            check_laws(self._scheduler)
+        return self._scheduler.take_ended_on_entry() + deltas
+
+    def capacity(self) -> Capacity:
+        """How much room there is now."""
+        scheduler = self._scheduler
+        return Capacity(
+            free_seats=scheduler.num_free_seats(),
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_free_blocks=scheduler.blocks.num_free,
+            num_blocks=scheduler.blocks.num_blocks,
+        )
+
+    def snapshot(self) -> EngineSnapshot:
+        """The batch as it stands, running sequences in their order."""
+        scheduler = self._scheduler
+        return EngineSnapshot(
+            step=scheduler.step,
+            seats=tuple(map(_seat, scheduler.running)),
+            capacity=self.capacity(),
+            num_preemptions=scheduler.num_preemptions,
+            num_generated_tokens=scheduler.num_generated_tokens,
+            num_computed_tokens=scheduler.num_computed_tokens,
+        )
+
+    def check(self) -> None:
+        """Assert the engine's laws; between any two steps, also when idle."""
+        check_laws(self._scheduler)
+
+
+def _seat(sequence: Sequence) -> Seat:
+    return Seat(
+        id=sequence.id,
+        joined_step=sequence.joined_step or 0,
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        num_computed_tokens=sequence.num_computed_tokens,
+        num_output_tokens=sequence.num_output_tokens,
+    )

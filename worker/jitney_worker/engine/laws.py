@@ -1,0 +1,45 @@
+"""The engine's laws as assertions: after every step in tests, and when a worker is idle."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from jitney_worker.engine.protocol import SchedulerOutput
+from jitney_worker.engine.scheduler import Scheduler
+
+
+def check_laws(scheduler: Scheduler) -> None:
+    """Assert what holds between any two steps. Costs time in proportion to sequences and blocks.
+
+    Every sequence is in exactly one queue, running ones are in order and within the seats, waiting ones hold
+    nothing, and the blocks add up.
+    """
+    waiting = {sequence.id: sequence for sequence in scheduler.waiting.sequences()}
+    running = {sequence.id: sequence for sequence in scheduler.running}
+    assert not waiting.keys() & running.keys(), "a sequence runs and waits"
+    assert waiting | running == scheduler.sequences, "a sequence is lost"
+    ranks = [sequence.rank for sequence in scheduler.running]
+    assert all(first < second for first, second in pairwise(ranks)), "running sequences are out of order"
+    assert len(ranks) <= scheduler.settings.max_num_seqs, "more sequences than seats"
+    for sequence in scheduler.running:
+        assert sequence.num_computed_tokens < sequence.num_tokens < sequence.max_num_tokens, sequence.id
+        assert sequence.num_computed_tokens <= len(sequence.block_table) * scheduler.blocks.block_size, sequence.id
+    for sequence in waiting.values():
+        assert not sequence.block_table, f"{sequence.id} waits and holds blocks"
+        assert sequence.num_computed_tokens == 0, f"{sequence.id} waits and has computed tokens"
+    scheduler.blocks.check(scheduler.running)
+
+
+def check_step(scheduler: Scheduler, output: SchedulerOutput) -> None:
+    """Assert, before a step is executed, that it keeps to its budget and preempted nobody for a later one."""
+    check_laws(scheduler)
+    assert output.num_tokens == sum(item.stop - item.start for item in output.scheduled), "tokens of the step"
+    assert output.num_tokens <= scheduler.settings.max_num_batched_tokens, "token budget"
+    assert len({item.sequence.id for item in output.scheduled}) == len(output.scheduled), "scheduled twice"
+    preempted = [scheduler.sequences[sequence_id].rank for sequence_id in output.preempted]
+    assert not preempted or scheduler.running[-1].rank < min(preempted), "preempted for a later one"
+    for item in output.scheduled:
+        sequence = item.sequence
+        assert item.start == sequence.num_computed_tokens < item.stop <= sequence.num_tokens, sequence.id
+        assert item.samples == (item.stop == sequence.num_tokens), sequence.id
+        assert item.stop <= len(sequence.block_table) * scheduler.blocks.block_size, sequence.id

@@ -1,0 +1,246 @@
+"""Who computes what in each step, and what becomes of it.
+
+No prefill phase and no decode phase: each sequence has computed tokens chasing known tokens, and a step hands
+out a budget of tokens to compute. Chunked prefill, cache hits, preemption and resumption are that one difference.
+Iteration-level scheduling: Orca, Yu et al. 2022; preemption by recomputation: PagedAttention, Kwon et al. 2023.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from math import ceil
+from operator import attrgetter
+
+from jitney_worker.engine.blocks import BlockManager
+from jitney_worker.engine.limits import already_ended, check_fits, max_num_tokens
+from jitney_worker.engine.protocol import (
+    ModelOutput,
+    RowFailure,
+    Sampled,
+    ScheduledSequence,
+    SchedulerOutput,
+    SequenceDelta,
+    TextRules,
+)
+from jitney_worker.engine.seats import seats_for
+from jitney_worker.engine.sequence import FinishReason, Sequence, SequenceId, SequenceRequest
+from jitney_worker.engine.settings import EngineSettings
+from jitney_worker.engine.waiting import WaitingQueue
+
+_rank = attrgetter("rank")
+
+
+class Scheduler:
+    """Owns all sequences: running ones in the order of their rank, and waiting ones.
+
+    `schedule` and `commit` take turns. Computed counters move in `commit` alone, so a forward pass that raised
+    leaves them true and its step can be scheduled again.
+    """
+
+    def __init__(self, settings: EngineSettings, blocks: BlockManager, text_rules: TextRules | None = None) -> None:
+        self.settings = settings
+        self.blocks = blocks
+        self.step = 0
+        self.num_preemptions = 0
+        self.num_generated_tokens = 0
+        self.num_computed_tokens = 0
+        self.sequences: dict[SequenceId, Sequence] = {}
+        self.running: list[Sequence] = []
+        self.waiting = WaitingQueue()
+        self._text_rules = text_rules
+        self._seats = seats_for(settings)
+        self._ended_on_entry: dict[SequenceId, SequenceDelta] = {}
+        self._num_arrivals = 0
+        self._max_chunk = settings.long_prefill_token_threshold or settings.max_num_batched_tokens
+        self._max_reserve = ceil(settings.admission_reserve * settings.num_blocks)
+
+    # Coming and going
+
+    def add(self, request: SequenceRequest) -> None:
+        """Let a sequence wait for its turn. Raises as `check_fits`, and ValueError if its id is here already."""
+        if request.id in self.sequences or request.id in self._ended_on_entry:
+            raise ValueError(f"sequence {request.id} is in the engine already: abort it first")
+        check_fits(request, self.settings)
+        if request.params.has_stop_strings and self._text_rules is None:
+            raise ValueError(f"sequence {request.id} has stop strings, but the engine was built without text rules")
+        num_allowed = max_num_tokens(request, self.settings)
+        reason = already_ended(request, num_allowed)
+        if reason is not None:
+            self._ended_on_entry[request.id] = SequenceDelta(request.id, self.step, finish_reason=reason)
+            return
+        self._num_arrivals += 1
+        sequence = Sequence.of(request)
+        sequence.max_num_tokens, sequence.arrival = num_allowed, self._num_arrivals
+        if self._text_rules is not None and request.params.has_stop_strings:
+            self._text_rules.start(request.id, request.output_ids)
+        self.sequences[request.id] = sequence
+        self.waiting.push(sequence)
+
+    def abort(self, sequence_id: SequenceId) -> bool:
+        """Drop a sequence wherever it stands; its blocks are free at once. False if it is not here."""
+        if self._ended_on_entry.pop(sequence_id, None) is not None:
+            return True
+        sequence = self.sequences.get(sequence_id)
+        if sequence is None:
+            return False
+        self._leave(sequence)
+        return True
+
+    def take_ended_on_entry(self) -> list[SequenceDelta]:
+        """Endings of sequences that came in with all of their output; each is returned once."""
+        deltas = list(self._ended_on_entry.values())
+        self._ended_on_entry.clear()
+        return deltas
+
+    def has_work(self) -> bool:
+        """True if a step would do something."""
+        return bool(self.sequences or self._ended_on_entry)
+
+    def num_free_seats(self) -> int:
+        """Seats left over by running and waiting sequences."""
+        return self._seats.num_free(len(self.running), len(self.waiting))
+
+    def _leave(self, sequence: Sequence) -> None:
+        del self.sequences[sequence.id]
+        if self.waiting.remove(sequence.id) is None:
+            self.blocks.release(sequence)
+            del self.running[bisect_left(self.running, sequence.rank, key=_rank)]
+        if self._text_rules is not None and sequence.params.has_stop_strings:
+            self._text_rules.drop(sequence.id)
+
+    # Before the forward pass
+
+    def schedule(self) -> SchedulerOutput:
+        """Hand out the step's token budget: running sequences first, then waiting ones if none was preempted."""
+        output = SchedulerOutput(step=self.step + 1, scheduled=[], num_tokens=0)
+        self._seats.open_step(len(self.running))
+        self._continue_running(output)
+        if not output.preempted:
+            self._admit_waiting(output)
+        return output
+
+    def _continue_running(self, output: SchedulerOutput) -> None:
+        """In order of rank. A prompt leaves one token of the budget to each sequence behind it, so none stalls."""
+        running, block_size, max_chunk = self.running, self.blocks.block_size, self._max_chunk
+        budget = self.settings.max_num_batched_tokens
+        index = 0
+        while index < len(running):
+            sequence = running[index]
+            index += 1
+            start = sequence.num_computed_tokens
+            num_wanted = len(sequence.token_ids) - start
+            num = min(num_wanted, max_chunk, budget - (len(running) - index)) if num_wanted > 1 else 1
+            stop = start + num
+            if stop > len(sequence.block_table) * block_size and not self._make_room(sequence, stop, output):
+                break
+            output.scheduled.append(ScheduledSequence(sequence, start, stop, num == num_wanted))
+            budget -= num
+        output.num_tokens = self.settings.max_num_batched_tokens - budget
+
+    def _make_room(self, sequence: Sequence, num_tokens: int, output: SchedulerOutput) -> bool:
+        """Preempt from the back of the order until the sequence can grow; False if it was its own turn to go.
+
+        The first in the order is never the last while others run, and alone it always fits: so it never goes.
+        """
+        while not self.blocks.grow(sequence, num_tokens):
+            victim = self.running.pop()
+            self.blocks.release(victim)
+            self.waiting.push(victim)
+            victim.num_preemptions += 1
+            self.num_preemptions += 1
+            output.preempted.append(victim.id)
+            if victim is sequence:
+                return False
+        return True
+
+    def _admit_waiting(self, output: SchedulerOutput) -> None:
+        """In order of rank, until one must wait: nobody behind it may overtake, or a long prompt would starve."""
+        budget = self.settings.max_num_batched_tokens - output.num_tokens
+        growth = sum(map(self._growth, self.running)) if self.waiting else 0
+        while budget > 0:
+            sequence = self.waiting.first()
+            if sequence is None or not self._seats.admits(sequence, len(self.running)):
+                break
+            if not self.blocks.admit(sequence, reserve=min(growth, self._max_reserve)):
+                break
+            self._join(self.waiting.pop(), output.step)
+            growth += self._growth(sequence)
+            start = sequence.num_computed_tokens
+            num_wanted = len(sequence.token_ids) - start
+            num = min(num_wanted, self._max_chunk, budget)
+            output.scheduled.append(ScheduledSequence(sequence, start, start + num, num == num_wanted))
+            budget -= num
+        self._seats.close_step(budget_left=budget)
+        output.num_tokens = self.settings.max_num_batched_tokens - budget
+
+    def _growth(self, sequence: Sequence) -> int:
+        """Blocks a sequence may still ask for. The last token is sampled and never computed, hence the one less."""
+        return self.blocks.num_blocks_for(sequence.max_num_tokens - 1) - len(sequence.block_table)
+
+    def _join(self, sequence: Sequence, step: int) -> None:
+        if sequence.joined_step is None:
+            sequence.joined_step = step
+            sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+        self._seats.seat(sequence)
+        insort(self.running, sequence, key=_rank)
+
+    # After the forward pass
+
+    def commit(self, scheduled: SchedulerOutput, output: ModelOutput) -> list[SequenceDelta]:
+        """Append what was sampled, and let those go that have ended; what each sequence gained, in the step's order."""
+        num_rows = sum(item.samples for item in scheduled.scheduled)
+        assert len(output.rows) == num_rows, f"{num_rows} rows were to be sampled, the runner gave {len(output.rows)}"
+        self.step = scheduled.step
+        self.num_computed_tokens += scheduled.num_tokens
+        rows = iter(output.rows)
+        deltas: list[SequenceDelta] = []
+        for item in scheduled.scheduled:
+            sequence = item.sequence
+            sequence.num_computed_tokens = item.stop
+            row = next(rows) if item.samples else None
+            if isinstance(row, RowFailure):
+                deltas.append(self._fail(sequence, row))
+                continue
+            self.blocks.enter(sequence)
+            if row is not None:
+                deltas.append(self._gain(sequence, row))
+        return deltas
+
+    def _gain(self, sequence: Sequence, row: Sampled) -> SequenceDelta:
+        sequence.token_ids.append(row.token_id)
+        self.num_generated_tokens += 1
+        reason = self._ending(sequence, row.token_id)
+        if reason is not None:
+            self._leave(sequence)
+        return SequenceDelta(
+            sequence.request.id,
+            self.step,
+            token_ids=(row.token_id,),
+            logprobs=() if row.logprobs is None else (row.logprobs,),
+            finish_reason=reason,
+            num_cached_tokens=sequence.num_cached_tokens,
+            joined_step=sequence.joined_step or 0,
+        )
+
+    def _ending(self, sequence: Sequence, token_id: int) -> FinishReason | None:
+        """A stop at the very limit is a stop: the model, not the limit, ended the text."""
+        params = sequence.request.params
+        if token_id in params.stop_token_ids:
+            return "stop"
+        if params.has_stop_strings and self._text_rules is not None:
+            reason = self._text_rules.advance(sequence.id, token_id)
+            if reason is not None:
+                return reason
+        return "length" if len(sequence.token_ids) >= sequence.max_num_tokens else None
+
+    def _fail(self, sequence: Sequence, failure: RowFailure) -> SequenceDelta:
+        """Only this one ends, and nobody inherits its blocks' content."""
+        self.blocks.forget(sequence)
+        self._leave(sequence)
+        return SequenceDelta(
+            sequence.id,
+            self.step,
+            error=failure,
+            num_cached_tokens=sequence.num_cached_tokens,
+            joined_step=sequence.joined_step or 0,
+        )

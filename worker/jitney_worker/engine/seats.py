@@ -1,0 +1,93 @@
+"""When a seat may be filled: the one difference between the policies."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from jitney_worker.engine.sequence import Sequence, SequenceId
+from jitney_worker.engine.settings import EngineSettings
+
+
+class Seats(Protocol):
+    """Who may sit down. `num_running` is always the number of sequences that are being computed."""
+
+    def open_step(self, num_running: int) -> None:
+        """A step begins."""
+        ...
+
+    def admits(self, sequence: Sequence, num_running: int) -> bool:
+        """True if there is a seat for this one now."""
+        ...
+
+    def seat(self, sequence: Sequence) -> None:
+        """It has sat down."""
+        ...
+
+    def close_step(self, *, budget_left: int) -> None:
+        """No more join in this step; tokens of the budget may be left."""
+        ...
+
+    def num_free(self, num_running: int, num_waiting: int) -> int:
+        """Seats that neither running nor waiting sequences will need."""
+        ...
+
+
+class ContinuousSeats:
+    """A seat is free as soon as its sequence has ended."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._max_num_seqs = max_num_seqs
+
+    def open_step(self, num_running: int) -> None:
+        pass
+
+    def admits(self, sequence: Sequence, num_running: int) -> bool:
+        return num_running < self._max_num_seqs
+
+    def seat(self, sequence: Sequence) -> None:
+        pass
+
+    def close_step(self, *, budget_left: int) -> None:
+        pass
+
+    def num_free(self, num_running: int, num_waiting: int) -> int:
+        return max(0, self._max_num_seqs - num_running - num_waiting)
+
+
+class StaticSeats:
+    """Seats are filled when all are empty, and held until the slowest of that batch has ended.
+
+    A batch stays open over several steps if only the token budget kept others from joining. A preempted
+    member keeps its seat and may return to it. Ended members keep theirs too, and compute nothing.
+    """
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._max_num_seqs = max_num_seqs
+        self._batch: set[SequenceId] = set()
+        self._open = True
+
+    def open_step(self, num_running: int) -> None:
+        if num_running == 0:
+            self._batch.clear()
+            self._open = True
+
+    def admits(self, sequence: Sequence, num_running: int) -> bool:
+        if sequence.id in self._batch:
+            return True
+        return self._open and len(self._batch) < self._max_num_seqs
+
+    def seat(self, sequence: Sequence) -> None:
+        self._batch.add(sequence.id)
+
+    def close_step(self, *, budget_left: int) -> None:
+        self._open = not self._batch or (self._open and budget_left == 0)
+
+    def num_free(self, num_running: int, num_waiting: int) -> int:
+        return max(0, self._max_num_seqs - num_waiting) if num_running == 0 else 0
+
+
+def seats_for(settings: EngineSettings) -> Seats:
+    """The seats of the policy."""
+    if settings.policy == "static":
+        return StaticSeats(settings.max_num_seqs)
+    return ContinuousSeats(settings.max_num_seqs)

@@ -1,0 +1,105 @@
+"""The paged KV cache: allocated once, addressed by block and slot.
+
+    kv        [num_layers, 2, num_blocks + 1, block_size, num_kv_heads, head_dim]
+    slot      block id * block_size + offset
+    scratch   block `num_blocks`: all zeros, never written; short block tables are padded with it
+
+The engine owns which block belongs to whom; this room only owns the memory.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from jitney.errors import SettingsError
+from jitney_worker.model.config import ModelConfig
+
+CPU_SHARE = 0.25
+CPU_MAX_BYTES = 2 << 30
+GPU_RESERVE_BYTES = 1 << 30
+
+
+def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """K and V of `block_size` tokens in every layer."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize * block_size
+
+
+def num_blocks_for(budget_bytes: int, config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Blocks that fit a budget, the scratch block not counted. Raises SettingsError if none does."""
+    each = bytes_per_block(config, block_size, dtype)
+    num_blocks = budget_bytes // each - 1
+    if num_blocks < 1:
+        raise SettingsError(
+            f"kv_cache_bytes={budget_bytes} is too little: a block of {block_size} tokens takes {each} bytes, "
+            f"and two are the least"
+        )
+    return num_blocks
+
+
+def default_budget(device: torch.device, *, gpu_memory_utilization: float = 0.9) -> int:
+    """Bytes for the KV cache when nobody says, asked after the weights are loaded.
+
+    CPU: a quarter of the memory that is still available (of the machine or of its control group), at most 2 GiB.
+    GPU: `gpu_memory_utilization` of the card, less what is in use and 1 GiB for activations.
+    """
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0, int(total * gpu_memory_utilization) - (total - free) - GPU_RESERVE_BYTES)
+    return min(int(_available_bytes() * CPU_SHARE), CPU_MAX_BYTES)
+
+
+def _available_bytes() -> int:
+    """Memory this process may still take: the machine's, or less if a control group (v2) limits it."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1_024
+    limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
+    if limit.isdigit() and used.isdigit():
+        available = min(available, max(0, int(limit) - int(used)))
+    return available
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text("ascii")
+    except OSError:
+        return ""
+
+
+class KVCache:
+    """Keys and values of all layers in one tensor."""
+
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (config.num_layers, 2, num_blocks + 1, block_size, config.num_kv_heads, config.head_dim)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.kv = torch.zeros(shape, dtype=dtype, device=device)
+        self._layers = tuple((layer[0], layer[1]) for layer in self.kv)
+
+    @property
+    def scratch_block(self) -> int:
+        """The block of zeros that pads block tables."""
+        return self.num_blocks
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held, the scratch block included."""
+        return self.kv.nbytes
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """K and V of one layer, each [num_blocks + 1, block_size, num_kv_heads, head_dim]."""
+        return self._layers[index]
+
+    def wipe(self, blocks: Tensor) -> None:
+        """Zero blocks as their first token is about to be written.
+
+        A block's unused tail is masked, but a mask does not stop a NaN that a former owner left there: 0 * NaN = NaN.
+        """
+        self.kv.index_fill_(2, blocks, 0)

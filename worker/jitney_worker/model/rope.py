@@ -1,0 +1,57 @@
+"""Rotary position embedding (Su et al. 2021), in the half-split layout of Hugging Face checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jitney_worker.model.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """cos and sin of one step's positions, [num_tokens, 1, head_dim / 2], in the model's dtype."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __call__(self, heads: Tensor) -> Tensor:
+        """Rotate [num_tokens, num_heads, head_dim] into a new tensor."""
+        first, second = heads.chunk(2, dim=-1)
+        return torch.cat((first * self.cos - second * self.sin, second * self.cos + first * self.sin), dim=-1)
+
+
+class Rope:
+    """Turns positions into rotations; angles are computed in float32 whatever the model's dtype is."""
+
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        frequencies, self._attention_scale = _frequencies(config)
+        self._frequencies = frequencies.to(device)
+
+    def at(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
+        """The rotation of positions [num_tokens]."""
+        angles = positions[:, None].float() * self._frequencies
+        cos, sin = angles.cos() * self._attention_scale, angles.sin() * self._attention_scale
+        return Rotation(cos.to(dtype)[:, None], sin.to(dtype)[:, None])
+
+
+def _frequencies(config: ModelConfig) -> tuple[Tensor, float]:
+    """Inverse frequencies [head_dim / 2] and the scale of cos and sin (1 but for YaRN)."""
+    rope, dim = config.rope, config.head_dim
+    if rope.kind == "default":
+        return 1.0 / (rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)), 1.0
+    # Imported late: it costs most of a second, and only models with a stretched context need it.
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    carrier = LlamaConfig(
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_heads,
+        head_dim=dim,
+        max_position_embeddings=config.max_model_len,
+        rope_parameters={"rope_type": rope.kind, "rope_theta": rope.theta, **dict(rope.scaling)},
+    )
+    frequencies, scale = ROPE_INIT_FUNCTIONS[rope.kind](carrier)
+    return frequencies.float(), float(scale)

@@ -1,0 +1,112 @@
+"""Claims only what there is room for, and waits on the bell when there is nothing to claim."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Callable
+
+import redis.exceptions
+
+from jitney.connection import BLOCK_MARGIN_S, Redis, connect_blocking
+from jitney.logs import logger
+from jitney.queue import Claimed, Delivery, Queue
+from jitney_worker.settings import WorkerSettings
+
+MAX_WAIT_S = 1.0
+MAX_BACKOFF_S = 2.0
+
+
+class Claimer:
+    """One loop: room? claim; nothing there? wait for the bell.
+
+    claims: a queue over a client that never repeats a call; a claim whose reply was lost is looked up
+    with `adopt` instead. credit: how many jobs could be taken now; room: set when that may have grown.
+    take: receives each delivery.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        worker_id: str,
+        fingerprint: str,
+        claims: Queue,
+        *,
+        room: asyncio.Event,
+        credit: Callable[[], int],
+        take: Callable[[Delivery], None],
+    ) -> None:
+        self._settings = settings
+        self._worker_id = worker_id
+        self._fingerprint = fingerprint
+        self._queue = claims
+        self._credit = credit
+        self._take = take
+        self._incarnation = uuid.uuid4().hex[:12]
+        self._num_claims = 0
+        self._log = logger(part="claimer", worker=worker_id, queue=claims.name)
+        self._room = room
+        self._claiming: asyncio.Future[Claimed] | None = None
+
+    async def run(self) -> None:
+        """Until cancelled; then await `until_settled`, because a claim in progress is not cut short."""
+        wait_s = min(MAX_WAIT_S, self._settings.lease.duration_s / 3)
+        bell = connect_blocking(self._settings.redis_url, block_s=wait_s + BLOCK_MARGIN_S, name="jitney-bell")
+        try:
+            await self._loop(bell, wait_s)
+        finally:
+            await bell.aclose()
+
+    async def _loop(self, bell: Redis, wait_s: float) -> None:
+        failures = 0
+        while True:
+            self._room.clear()
+            credit = self._credit()
+            if credit <= 0:
+                await self._room.wait()
+                continue
+            try:
+                # Shielded: a claim that reached Redis has given out leases, whoever stops listening.
+                self._claiming = asyncio.ensure_future(self._claim_and_take(credit))
+                claimed = await asyncio.shield(self._claiming)
+                if len(claimed.deliveries) < credit:
+                    await self._wait(bell, wait_s, claimed.next_due_ms)
+                failures = 0
+            except (redis.exceptions.RedisError, OSError) as error:
+                failures += 1
+                self._log.warning("claim_failed", error=type(error).__name__, failures=failures)
+                await asyncio.sleep(random.uniform(0.5, 1.0) * min(MAX_BACKOFF_S, 0.05 * 2**failures))
+
+    async def until_settled(self) -> None:
+        """Until the claim that was in progress when `run` was cancelled has been answered."""
+        if self._claiming is not None:
+            await asyncio.gather(self._claiming, return_exceptions=True)
+
+    async def _claim_and_take(self, credit: int) -> Claimed:
+        claimed = await self._claim(credit)
+        for delivery in claimed.deliveries:
+            self._take(delivery)
+        return claimed
+
+    async def _claim(self, credit: int) -> Claimed:
+        self._num_claims += 1
+        nonce = f"{self._incarnation}.{self._num_claims}"
+        try:
+            return await self._queue.claim(
+                self._worker_id,
+                nonce,
+                credit=credit,
+                fingerprint=self._fingerprint,
+                lease_s=self._settings.lease.duration_s,
+                max_strikes=self._settings.worker.max_attempts,
+                max_tries=self._settings.worker.max_tries,
+            )
+        except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError):
+            # The reply is lost, the claim may not be: what it gave is ours under this nonce.
+            return Claimed(await self._queue.adopt(self._worker_id, nonce))
+
+    async def _wait(self, bell: Redis, wait_s: float, next_due_ms: int | None) -> None:
+        """Until work may have come. A ring eaten by a dying worker costs one period, never a job."""
+        due_s = wait_s if next_due_ms is None else min(wait_s, next_due_ms / 1_000)
+        await self._queue.wait_bell(bell, self._fingerprint, max(0.01, due_s))

@@ -1,0 +1,81 @@
+"""The passenger list that people see: seats now, and who left at which step."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from typing import Any
+
+from jitney.workers import Departure, SeatView, WorkerView, unix_now
+from jitney_worker.engine.protocol import EngineSnapshot, SequenceDelta
+from jitney_worker.runtime.running import job_id_of
+
+NUM_DEPARTURES_KEPT = 256
+
+
+class Roster:
+    """Builds the worker's view of itself out of deltas and snapshots."""
+
+    def __init__(self, *, worker_id: str, queue: str, model: str, fingerprint: str, features: dict[str, Any]) -> None:
+        self._departures: deque[Departure] = deque(maxlen=NUM_DEPARTURES_KEPT)
+        self._view = WorkerView(
+            id=worker_id,
+            queue=queue,
+            model=model,
+            fingerprint=fingerprint,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            state="ready",
+            started_at=unix_now(),
+            written_at=unix_now(),
+            max_num_seqs=int(features.get("max_num_seqs", 0)),
+            features=features,
+        )
+
+    def left(self, delta: SequenceDelta, num_output_tokens: int) -> None:
+        """A sequence ended in this delta's step."""
+        reason = delta.error.code if delta.error is not None else str(delta.finish_reason)
+        self._departures.append(
+            Departure(
+                job=job_id_of(delta.id),
+                choice=int(delta.id.rpartition("/")[2]),
+                joined_step=delta.joined_step,
+                left_step=delta.step,
+                num_output_tokens=num_output_tokens,
+                reason=reason,
+            )
+        )
+
+    def view(self, snapshot: EngineSnapshot | None, state: str) -> WorkerView:
+        """The view as of now; without a snapshot only state and time change."""
+        changes: dict[str, Any] = {
+            "state": state,
+            "written_at": unix_now(),
+            "departures": tuple(self._departures),
+        }
+        if snapshot is not None:
+            capacity = snapshot.capacity
+            changes |= {
+                "step": snapshot.step,
+                "num_running": capacity.num_running,
+                "num_waiting": capacity.num_waiting,
+                "num_blocks": capacity.num_blocks,
+                "num_free_blocks": capacity.num_free_blocks,
+                "num_preemptions": snapshot.num_preemptions,
+                "num_generated_tokens": snapshot.num_generated_tokens,
+                "num_computed_tokens": snapshot.num_computed_tokens,
+                "seats": tuple(
+                    SeatView(
+                        job=job_id_of(seat.id),
+                        choice=int(seat.id.rpartition("/")[2]),
+                        joined_step=seat.joined_step,
+                        num_prompt_tokens=seat.num_prompt_tokens,
+                        num_computed_tokens=seat.num_computed_tokens,
+                        num_output_tokens=seat.num_output_tokens,
+                    )
+                    for seat in snapshot.seats
+                ),
+            }
+        self._view = self._view.model_copy(update=changes)
+        return self._view

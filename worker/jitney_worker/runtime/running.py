@@ -1,0 +1,235 @@
+"""A job on board: its sequences' tokens become events here. Pure values; nothing awaits.
+
+The engine says what each sequence gained; this module says what the job's log gains, in order:
+`started` with the first tokens of a claim, one `tokens` event per choice and write, one terminal event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from jitney.keys import JobId
+from jitney.messages import Event, FinishReason, JobSpec, pack_ids, usage_of
+from jitney.queue import Append, Delivery, Ending
+from jitney_worker.engine.protocol import SequenceDelta, TokenLogprobs
+from jitney_worker.engine.sequence import SequenceId, SequenceRequest
+from jitney_worker.text.spelling import Speller
+
+DEFAULT_KEEP_S = 3_600
+BULK_KEEP_S = 86_400
+
+
+class SpellsLogprobs(Protocol):
+    """Turns token ids with their log probabilities into what stands in an event."""
+
+    def __call__(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]: ...
+
+
+def sequence_id(job_id: JobId, choice: int) -> SequenceId:
+    return SequenceId(f"{job_id}/{choice}")
+
+
+def job_id_of(sequence: SequenceId) -> JobId:
+    return JobId(sequence.rpartition("/")[0])
+
+
+@dataclass(slots=True)
+class Choice:
+    """One sequence of a job, as its reader sees it.
+
+    num_logged: tokens that are in the log. The pending lists are what the next event will say.
+    """
+
+    request: SequenceRequest
+    speller: Speller
+    num_logged: int
+    num_tokens: int
+    pending_ids: list[int] = field(default_factory=list)
+    pending_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    pending_text: str = ""
+    finish_reason: FinishReason | None = None
+    finish_is_logged: bool = False
+
+    @property
+    def number(self) -> int:
+        return self.request.params.choice
+
+    def gain(self, delta: SequenceDelta) -> None:
+        """Spell what the engine gave; at the end, flush what was held back."""
+        stopped = False
+        for token_id in delta.token_ids:
+            self.pending_ids.append(token_id)
+            if token_id in self.request.params.stop_token_ids:
+                continue  # an end token counts, but it is never spelled
+            spelled = self.speller.push(token_id)
+            self.pending_text += spelled.text
+            stopped = stopped or spelled.stopped
+        self.pending_logprobs.extend(delta.logprobs)
+        self.num_tokens += len(delta.token_ids)
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            if not stopped:
+                self.pending_text += self.speller.flush()
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self.pending_ids or self.pending_text) or (
+            self.finish_reason is not None and not self.finish_is_logged
+        )
+
+    def event(self, seq: int, spell_logprobs: SpellsLogprobs) -> Event:
+        """The pending tokens as one event; nothing is pending afterwards."""
+        logprobs = None
+        if self.request.params.num_logprobs is not None and self.pending_ids:
+            logprobs = tuple(spell_logprobs(self.pending_ids, self.pending_logprobs))
+        event = Event(
+            "tokens",
+            seq,
+            choice=self.number,
+            index=self.num_logged,
+            token_ids=tuple(self.pending_ids),
+            text=self.pending_text,
+            logprobs=logprobs,
+            finish_reason=self.finish_reason,
+        )
+        self.num_logged += len(self.pending_ids)
+        self.finish_is_logged = self.finish_reason is not None
+        self.pending_ids, self.pending_logprobs, self.pending_text = [], [], ""
+        return event
+
+
+@dataclass(slots=True)
+class RunningJob:
+    """A claimed job and its choices. next_seq: the seq that its next event will carry."""
+
+    delivery: Delivery
+    spec: JobSpec
+    prompt_ids: tuple[int, ...]
+    choices: list[Choice]
+    next_seq: int
+    spell_logprobs: SpellsLogprobs
+    cached_tokens: int = 0
+    is_started: bool = False
+    is_seated: bool = False
+    submitted_at: float = 0.0
+    error: dict[str, Any] | None = None
+
+    @property
+    def id(self) -> JobId:
+        return self.delivery.id
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(choice.num_tokens for choice in self.choices)
+
+    @property
+    def keep_s(self) -> int:
+        return keep_s(self.spec)
+
+    def gain(self, delta: SequenceDelta) -> None:
+        """Take one sequence's step in."""
+        choice = self.choices[int(delta.id.rpartition("/")[2])]
+        self.is_seated = True
+        if delta.num_cached_tokens:
+            self.cached_tokens = delta.num_cached_tokens
+        choice.gain(delta)
+        if delta.error is not None:
+            self.fail("server_error", delta.error.code, delta.error.message)
+
+    def fail(self, kind: str, code: str, message: str, param: str | None = None) -> None:
+        self.error = {"type": kind, "code": code, "message": message, "param": param}
+
+    @property
+    def is_over(self) -> bool:
+        return self.error is not None or all(choice.finish_reason is not None for choice in self.choices)
+
+    def write(self) -> Append | Ending | None:
+        """What the log gains now: nothing, some events, or the last ones with the terminal event."""
+        first_seq = self.next_seq
+        events = self._news()
+        if self.is_over:
+            events.append(self._terminal())
+            self.next_seq += 1
+            return Ending(
+                self.id,
+                self.delivery.fence,
+                first_seq,
+                self.num_tokens,
+                events[-1].type,
+                [event.encode() for event in events],
+                keep_s=self.keep_s,
+            )
+        if not events:
+            return None
+        is_first = self.delivery.prompt_ids is None and first_seq == self.delivery.seq + 1
+        return Append(
+            self.id,
+            self.delivery.fence,
+            first_seq,
+            self.num_tokens,
+            [event.encode() for event in events],
+            prompt_ids=pack_ids(self.prompt_ids) if is_first else None,
+            num_prompt_tokens=len(self.prompt_ids) if is_first else None,
+        )
+
+    def _news(self) -> list[Event]:
+        events = []
+        talking = [choice for choice in self.choices if choice.has_news]
+        if talking and not self.is_started:
+            events.append(self._started())
+        for choice in talking:
+            events.append(choice.event(self.next_seq, self.spell_logprobs))
+            self.next_seq += 1
+        return events
+
+    def _started(self) -> Event:
+        """Written with the first tokens of a claim, so that it is no progress by itself."""
+        self.is_started = True
+        resumed = sum(choice.num_logged for choice in self.choices)
+        event = Event(
+            "started",
+            self.next_seq,
+            attempt=self.delivery.tries,
+            prompt_tokens=len(self.prompt_ids),
+            cached_tokens=self.cached_tokens,
+            resumed_tokens=resumed or None,
+        )
+        self.next_seq += 1
+        return event
+
+    def _terminal(self) -> Event:
+        usage = usage_of(len(self.prompt_ids), self.num_tokens, self.cached_tokens)
+        if self.error is not None:
+            return Event("failed", self.next_seq, error=self.error, usage=usage)
+        return Event(
+            "finished",
+            self.next_seq,
+            choices=tuple(
+                {"choice": choice.number, "finish_reason": choice.finish_reason, "num_tokens": choice.num_tokens}
+                for choice in self.choices
+            ),
+            usage=usage,
+        )
+
+
+def keep_s(spec: JobSpec | None) -> int:
+    """How long a job and its log are kept after the end."""
+    if spec is None:
+        return DEFAULT_KEEP_S
+    return spec.result_ttl_s or (BULK_KEEP_S if spec.band == "bulk" else DEFAULT_KEEP_S)
+
+
+def refusal(delivery: Delivery, spec: JobSpec | None, error: dict[str, Any], *, is_dead: bool = False) -> Ending:
+    """The ending of a job that never reached the engine."""
+    event = Event("failed", delivery.seq + 1, error=error, usage=usage_of(0, delivery.num_tokens))
+    return Ending(
+        delivery.id,
+        delivery.fence,
+        delivery.seq + 1,
+        delivery.num_tokens,
+        "failed",
+        [event.encode()],
+        keep_s=keep_s(spec),
+    )

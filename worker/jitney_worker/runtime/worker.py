@@ -1,0 +1,211 @@
+"""The worker: jobs come on board as there is room, ride the batch, and leave with one terminal event."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import redis.exceptions
+
+from jitney.connection import Redis, connect, connect_once
+from jitney.keys import JobId
+from jitney.logs import logger
+from jitney.queue import Queue
+from jitney.workers import list_workers, remove_worker, write_worker
+from jitney_worker.engine.protocol import Engine
+from jitney_worker.runtime.board import Board, Neighbours
+from jitney_worker.runtime.bridge import Bridge
+from jitney_worker.runtime.claimer import Claimer
+from jitney_worker.runtime.engine_thread import EngineThread
+from jitney_worker.runtime.heartbeat import Heartbeat, Leases
+from jitney_worker.runtime.intake import Intake, ModelLimits
+from jitney_worker.runtime.publisher import Publisher
+from jitney_worker.runtime.roster import Roster
+from jitney_worker.runtime.running import SpellsLogprobs
+from jitney_worker.settings import WorkerSettings
+from jitney_worker.text.rules import StopRules
+from jitney_worker.text.tokenizer import Tokenizer
+
+MAX_FAULTS_IN_A_ROW = 3
+JOIN_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """What a worker is made of, put together by `build.py`: the rooms that the runtime may not import."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    stop_rules: StopRules
+    spell_logprobs: SpellsLogprobs
+    limits: ModelLimits
+    model: str
+    queue: str
+    fingerprint: str
+    features: dict[str, Any]
+    worker_id: str
+
+
+class Worker:
+    """One worker of one queue. `run` serves until `drain`; its result is the exit code."""
+
+    def __init__(self, settings: WorkerSettings, crew: Crew) -> None:
+        self._settings = settings
+        self._crew = crew
+        self._log = logger(part="worker", worker=crew.worker_id, queue=crew.queue)
+        self._draining = asyncio.Event()
+        self._hurrying = asyncio.Event()
+        self._leases = Leases()
+        self._bridge = Bridge(settings.worker.max_unpublished_steps)
+        self._thread = EngineThread(crew.engine, self._bridge, snapshot_every_s=settings.worker.snapshot_every_s)
+        self._roster = Roster(
+            worker_id=crew.worker_id,
+            queue=crew.queue,
+            model=crew.model,
+            fingerprint=crew.fingerprint,
+            features=crew.features,
+        )
+
+    def drain(self) -> None:
+        """Once: claim no more, finish what fits in `drain_timeout_s`. Twice: hand everything back now."""
+        if self._draining.is_set():
+            self._hurrying.set()
+        self._draining.set()
+
+    async def run(self, on_ready: Callable[[], None] = lambda: None) -> int:
+        """Serve until `drain`. 0 after a clean end, 1 when a part of the worker broke."""
+        name = f"jitney-worker-{self._crew.worker_id}"
+        async with contextlib.AsyncExitStack() as stack:
+            redis = connect(self._settings.redis_url, name=name)
+            stack.push_async_callback(redis.aclose)
+            claims = connect_once(self._settings.redis_url, name=f"{name}-claim")
+            stack.push_async_callback(claims.aclose)
+            threads = self._settings.worker.num_tokenizer_threads
+            pool = stack.enter_context(ThreadPoolExecutor(threads, "jitney-tokenizer"))
+            board = self._board(redis, pool)
+            with self._running_threads(board):
+                return await self._serve(board, redis, claims, on_ready)
+
+    def _board(self, redis_client: Redis, pool: ThreadPoolExecutor) -> Board:
+        crew = self._crew
+        queue = Queue(redis_client, crew.queue)
+        intake = Intake(queue, crew.tokenizer, crew.limits, crew.engine.check_fits, crew.spell_logprobs, pool)
+        publisher = Publisher(queue, is_held=self._leases.has)
+        neighbours = Neighbours(queue, intake, publisher, self._bridge, self._leases, self._roster, crew.stop_rules)
+        return Board(self._settings, neighbours, crew.engine.capacity(), asyncio.Event())
+
+    @contextlib.contextmanager
+    def _running_threads(self, board: Board) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+
+        def on_lost(job_ids: set[JobId]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop may be closing: then nobody computes any more
+                loop.call_soon_threadsafe(board.lose, job_ids)
+
+        heartbeat = Heartbeat(
+            self._settings.redis_url,
+            self._crew.queue,
+            self._leases,
+            self._settings.lease,
+            is_stuck=self._is_stuck,
+            on_lost=on_lost,
+        )
+        self._bridge.connect(loop, board.receive)
+        self._thread.start()
+        heartbeat.start()
+        try:
+            yield
+        finally:
+            self._bridge.stop()
+            heartbeat.stop()
+            self._thread.join(JOIN_TIMEOUT_S)
+            heartbeat.join(JOIN_TIMEOUT_S)
+
+    def _is_stuck(self) -> bool:
+        silent_s = time.monotonic() - self._thread.last_step_at
+        return not self._thread.is_idle and silent_s > self._settings.lease.stall_after_s
+
+    async def _serve(self, board: Board, redis_client: Redis, claims: Redis, on_ready: Callable[[], None]) -> int:
+        claimer = self._claimer(board, claims)
+        claiming = asyncio.create_task(claimer.run(), name="claimer")
+        others = [
+            asyncio.create_task(board.publish(), name="publisher"),
+            asyncio.create_task(self._show(board, redis_client), name="roster"),
+            asyncio.create_task(self._watch_faults(board), name="faults"),
+        ]
+        draining = asyncio.create_task(self._draining.wait(), name="drain")
+        self._log.info("ready", model=self._crew.model, fingerprint=self._crew.fingerprint)
+        on_ready()
+        try:
+            await asyncio.wait({draining, claiming, *others}, return_when=asyncio.FIRST_COMPLETED)
+            broken = [task for task in (claiming, *others) if task.done()]
+            for task in broken:
+                self._log.error("part_ended", part_name=task.get_name(), error=repr(task.exception()))
+            claiming.cancel()
+            await asyncio.gather(claiming, return_exceptions=True)
+            await claimer.until_settled()
+            await self._wind_down(board, in_a_hurry=bool(broken))
+            return 1 if broken else 0
+        finally:
+            for task in (draining, claiming, *others):
+                task.cancel()
+            await asyncio.gather(draining, claiming, *others, return_exceptions=True)
+            with contextlib.suppress(redis.exceptions.RedisError, OSError):
+                await remove_worker(redis_client, self._crew.queue, self._crew.worker_id)
+
+    def _claimer(self, board: Board, claims: Redis) -> Claimer:
+        return Claimer(
+            self._settings,
+            self._crew.worker_id,
+            self._crew.fingerprint,
+            Queue(claims, self._crew.queue),
+            room=board.room,
+            credit=board.credit,
+            take=board.take,
+        )
+
+    async def _wind_down(self, board: Board, *, in_a_hurry: bool) -> None:
+        """Finish what fits into the time, hand back the rest."""
+        self._log.info("draining", num_jobs=len(board))
+        if not in_a_hurry:
+            empty = asyncio.create_task(board.until_empty())
+            hurry = asyncio.create_task(self._hurrying.wait())
+            timeout_s = self._settings.worker.drain_timeout_s
+            await asyncio.wait({empty, hurry}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            empty.cancel()
+            hurry.cancel()
+        with contextlib.suppress(redis.exceptions.RedisError, OSError):
+            await board.release_all()  # a lease that cannot be given back now runs out by itself
+        self._log.info("stopped")
+
+    async def _watch_faults(self, board: Board) -> None:
+        """Ends, and the worker with it, when steps keep failing: a fresh process may do better."""
+        while board.num_faults < MAX_FAULTS_IN_A_ROW:
+            board.fault.clear()
+            await board.fault.wait()
+        raise RuntimeError(f"{board.num_faults} steps in a row failed")
+
+    async def _show(self, board: Board, redis_client: Redis) -> None:
+        """For ever: write the worker's view, when there is a new one and at least every third of a lease."""
+        ttl_s = self._settings.lease.duration_s
+        while True:
+            state = "draining" if self._draining.is_set() else "stuck" if self._is_stuck() else "ready"
+            board.snapshot_came.clear()
+            try:
+                await write_worker(redis_client, self._roster.view(board.snapshot, state), ttl_s)
+                await self._give_back_unseated(board, redis_client)
+            except (redis.exceptions.RedisError, OSError) as error:
+                self._log.warning("view_not_written", error=type(error).__name__)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(board.snapshot_came.wait(), ttl_s / 3)
+            await asyncio.sleep(self._settings.worker.snapshot_every_s)
+
+    async def _give_back_unseated(self, board: Board, redis_client: Redis) -> None:
+        """A job claimed ahead must not wait behind our full seats while a peer has a free one."""
+        if board.unseated() and len(await list_workers(redis_client, self._crew.queue)) > 1:
+            await board.release_unseated()

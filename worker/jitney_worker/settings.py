@@ -1,0 +1,152 @@
+"""Settings of a worker: frozen, with units in their names, refused by name and value.
+
+Every one can be set as JITNEY_<SECTION>__<NAME>, in the environment or in `.env`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from jitney.errors import SettingsError
+from jitney.keys import check_queue_name, queue_name_for
+
+_FROZEN = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+Policy = Literal["continuous", "static"]
+Dtype = Literal["auto", "float32", "bfloat16"]
+
+
+class EngineSection(BaseModel):
+    """The batch and its memory. Names as in vLLM.
+
+    max_num_seqs: seats; absent = 64 on a CPU, 256 on a GPU. num_kv_blocks, kv_cache_bytes: size of the KV
+    cache, one or the other; absent = what the device leaves. max_model_len: absent = the model's own.
+    """
+
+    model_config = _FROZEN
+
+    max_num_seqs: int | None = Field(None, ge=1, le=4_096)
+    max_num_batched_tokens: int = Field(2_048, ge=1)
+    max_model_len: int | None = Field(None, ge=2)
+    block_size: int = Field(16, ge=1, le=1_024)
+    num_kv_blocks: int | None = Field(None, ge=2)
+    kv_cache_bytes: int | None = Field(None, ge=1)
+    enable_prefix_caching: bool = True
+    long_prefill_token_threshold: int = Field(0, ge=0)
+    policy: Policy = "continuous"
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> Self:
+        if self.num_kv_blocks is not None and self.kv_cache_bytes is not None:
+            raise ValueError(
+                f"engine.num_kv_blocks={self.num_kv_blocks} and engine.kv_cache_bytes={self.kv_cache_bytes} "
+                "both size the KV cache: give one"
+            )
+        if self.max_num_seqs is not None and self.max_num_seqs > self.max_num_batched_tokens:
+            raise ValueError(
+                f"engine.max_num_seqs={self.max_num_seqs} must not exceed "
+                f"engine.max_num_batched_tokens={self.max_num_batched_tokens}: a full batch would never step"
+            )
+        return self
+
+
+class LeaseSection(BaseModel):
+    """Ownership. A lease is renewed every third of its life, so that two lost renewals are survivable.
+
+    stall_after_s: with work to do and no step finished for so long, the worker stops renewing.
+    """
+
+    model_config = _FROZEN
+
+    duration_s: float = Field(15.0, ge=0.5, le=3_600.0)
+    stall_after_s: float = Field(60.0, gt=0.0)
+
+    @property
+    def renew_every_s(self) -> float:
+        return self.duration_s / 3
+
+    @property
+    def give_up_after_s(self) -> float:
+        """A lease not renewed for two thirds of its life: stop generating under it."""
+        return self.duration_s * 2 / 3
+
+
+class WorkerSection(BaseModel):
+    """The worker itself.
+
+    id: absent = made up at start. claim_ahead: jobs claimed beyond the free seats, so that one is at hand
+    at the very step after a seat frees; one that is not seated within claim_ahead_patience_s goes back when
+    another worker could take it. max_unpublished_steps: how far the engine may run ahead of Redis.
+    """
+
+    model_config = _FROZEN
+
+    id: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    claim_ahead: int = Field(1, ge=0, le=64)
+    claim_ahead_patience_s: float = Field(1.0, gt=0.0)
+    max_unpublished_steps: int = Field(8, ge=1)
+    drain_timeout_s: float = Field(20.0, ge=0.0)
+    snapshot_every_s: float = Field(0.1, gt=0.0)
+    num_tokenizer_threads: int = Field(2, ge=1, le=32)
+    max_attempts: int = Field(3, ge=1)
+    max_tries: int = Field(10, ge=1)
+
+
+class WorkerSettings(BaseSettings):
+    """Everything `jitney worker` can be told."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, env_prefix="JITNEY_", env_nested_delimiter="__", env_file=".env", extra="ignore"
+    )
+
+    redis_url: str = Field("redis://127.0.0.1:6379/0", repr=False)
+    model: str = "smollm2-135m-instruct"
+    queue: str | None = None
+    dtype: Dtype = "auto"
+    device: str = "auto"
+    num_threads: int | None = Field(None, ge=1)
+    offline: bool = False
+    engine: EngineSection = EngineSection()
+    lease: LeaseSection = LeaseSection()
+    worker: WorkerSection = WorkerSection()
+
+    @property
+    def model_name(self) -> str:
+        """What users call the model: a directory's last part, otherwise the name as given."""
+        path = Path(self.model)
+        return path.resolve().name if path.is_dir() else self.model
+
+    @property
+    def queue_name(self) -> str:
+        """The queue as given, or the one that the model's name makes. Raises InvalidJob for a bad name."""
+        return check_queue_name(self.queue) if self.queue else queue_name_for(self.model_name)
+
+
+def load_settings(**overrides: Any) -> WorkerSettings:
+    """Settings from the environment, with flags on top. Raises SettingsError that names field and value.
+
+    `overrides` may be nested dicts; what is None was not given.
+    """
+    try:
+        base = WorkerSettings()
+        merged = _merge(base.model_dump(), overrides)
+        return WorkerSettings.model_validate(merged)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        message = str(first["msg"]).removeprefix("Value error, ")
+        raise SettingsError(f"{where}: {message}" if where else message) from None
+
+
+def _merge(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for name, value in overrides.items():
+        if isinstance(value, dict):
+            merged[name] = _merge(base[name], value)
+        elif value is not None:
+            merged[name] = value
+    return merged

@@ -1,0 +1,154 @@
+"""`LocalStack`: server, API and workers up in order, down in an order that drains."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from jitney.embedded import EmbeddedServer
+from jitney.errors import ServerError
+from jitney_worker.stack.children import Child
+
+READY_TIMEOUT_S = 300.0
+API_GRACE_S = 3.0
+STOP_MARGIN_S = 5.0
+"""Of the drain time, what is kept for handing jobs back, the API and the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackSettings:
+    """What to start. redis_url: absent = the embedded server. worker_flags: passed to every worker."""
+
+    data_dir: Path
+    queue: str
+    redis_url: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    num_workers: int = 1
+    worker_flags: tuple[str, ...] = ()
+    num_threads: int | None = None
+    drain_timeout_s: float = 20.0
+    quiet: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+class LocalStack:
+    """The stack as one value: `async with LocalStack(settings) as stack`, then `stack.redis_url`, `stack.api_url`."""
+
+    def __init__(self, settings: StackSettings) -> None:
+        self._settings = settings
+        self._server: EmbeddedServer | None = None
+        self._lock: IO[str] | None = None
+        self._api: Child | None = None
+        self._workers: list[Child] = []
+        self.redis_url = settings.redis_url or ""
+        self.api_url = ""
+
+    async def __aenter__(self) -> LocalStack:
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def until_one_ends(self) -> str:
+        """Wait for a child that ends by itself; its name. None should."""
+        children = [child for child in (self._api, *self._workers) if child is not None]
+        waits = {asyncio.create_task(child.wait()): child for child in children}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return waits[done.pop()].name
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def stop(self) -> None:
+        """API and workers drain together; the server goes last, when nobody writes any more."""
+        if self._api is not None:
+            self._api.ask_to_stop()
+        for worker in self._workers:
+            worker.ask_to_stop()
+        await asyncio.gather(*(worker.stop(self._settings.drain_timeout_s) for worker in self._workers))
+        if self._api is not None:
+            await self._api.stop(API_GRACE_S)
+        self._workers, self._api = [], None
+        if self._server is not None:
+            await asyncio.to_thread(self._server.stop)
+            self._server = None
+            self._url_file.unlink(missing_ok=True)
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    @property
+    def _url_file(self) -> Path:
+        return self._settings.data_dir / "redis.url"
+
+    async def _start(self) -> None:
+        if self._settings.redis_url is None:
+            self._start_server()
+        await self._start_children()
+
+    def _start_server(self) -> None:
+        """In the main thread: the kernel ends the server with the thread that started it."""
+        data_dir = self._settings.data_dir
+        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = (data_dir / "up.lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            self._lock = None
+            raise ServerError(f"another `jitney up` uses {data_dir}: stop it, or give another --data-dir") from None
+        self._server = EmbeddedServer(data_dir / "redis", tethered=True).start()
+        self.redis_url = self._server.url
+        self._url_file.touch(mode=0o600)
+        self._url_file.write_text(self.redis_url + "\n")
+
+    async def _start_children(self) -> None:
+        settings = self._settings
+        environment = {**os.environ, **settings.environment, "JITNEY_REDIS_URL": self.redis_url}
+        environment["JITNEY_WORKER__DRAIN_TIMEOUT_S"] = str(max(0.0, settings.drain_timeout_s - STOP_MARGIN_S))
+        self._api = Child("api", ["api", "--host", settings.host, "--port", str(settings.port)], environment)
+        cores = settings.num_threads or max(1, (os.cpu_count() or 1) // max(1, settings.num_workers))
+        flags = ["worker", *settings.worker_flags, "--num-threads", str(cores)]
+        self._workers = [Child(f"worker {n + 1}", flags, environment) for n in range(settings.num_workers)]
+        children = [self._api, *self._workers]
+        for child in children:
+            await child.start()
+        lines = await asyncio.gather(*(child.until_ready(READY_TIMEOUT_S) for child in children))
+        self.api_url = _word(lines[0], "api")
+
+
+def _word(line: str, name: str) -> str:
+    """The value of `name=` in a ready line."""
+    for word in line.split():
+        key, _, value = word.partition("=")
+        if key == name:
+            return value
+    raise ServerError(f"no {name}= in {line!r}")
+
+
+async def run_until_stopped(stack: LocalStack, stopping: asyncio.Event) -> int:
+    """Keep the stack up until `stopping` is set, or a child ends by itself (then the exit code is 1)."""
+    ended = asyncio.create_task(stack.until_one_ends())
+    asked = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
+            return 0
+        raise ServerError(f"{ended.result()} ended by itself; its last words are above")
+    finally:
+        for task in (ended, asked):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(ended, asked, return_exceptions=True)

@@ -1,0 +1,140 @@
+"""What a model's directory says about text: tokenizer, chat template, end tokens, and a digest of it all."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from jitney.errors import ModelError
+
+TOKENIZER = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
+TEMPLATE = "chat_template.jinja"
+TEMPLATE_JSON = "chat_template.json"
+_DIGESTED = (TOKENIZER, CONFIG, SPECIAL_TOKENS, TEMPLATE, TEMPLATE_JSON)
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token that is cut out of the text before the vocabulary sees it. special: hidden from answers."""
+
+    id: int
+    content: str
+    special: bool
+    single_word: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """The files, read and checked. `spec` is tokenizer.json; nobody changes it.
+
+    variables: what a chat template may name: bos_token, eos_token and their like.
+    end_ids: what the checkpoint says ends an answer (generation_config.json, else config.json).
+    adds: (bos, eos) if tokenizer_config.json says so itself, which outranks tokenizer.json; None if it is silent.
+    """
+
+    spec: dict[str, Any]
+    added: tuple[AddedToken, ...]
+    variables: dict[str, str]
+    template: str | None
+    end_ids: frozenset[int]
+    adds: tuple[bool, bool] | None
+    digest: str
+
+    @classmethod
+    def read(cls, directory: Path) -> TokenizerFiles:
+        """Raises ModelError that names the file."""
+        spec = _object(directory / TOKENIZER)
+        if spec is None:
+            raise ModelError(f"{directory} has no {TOKENIZER}: a model is served from its fast tokenizer's file")
+        config = _object(directory / CONFIG) or {}
+        named = {**(_object(directory / SPECIAL_TOKENS) or {}), **config}
+        return cls(
+            spec=spec,
+            added=tuple(_added_token(entry) for entry in spec.get("added_tokens") or ()),
+            variables={name: text for name, value in named.items() if (text := _token_text(name, value))},
+            template=_template(directory, config),
+            end_ids=_end_ids(directory),
+            adds=_adds(config),
+            digest=_digest(directory),
+        )
+
+    def tokens(self) -> list[str | None]:
+        """Id → token as it stands in the vocabulary. None for an id that nobody uses."""
+        vocab = self.spec["model"].get("vocab") or {}
+        ids = {token: number for number, (token, _) in enumerate(vocab)} if isinstance(vocab, list) else vocab
+        by_id = {number: token for token, number in ids.items()}
+        by_id.update((token.id, token.content) for token in self.added)
+        return [by_id.get(number) for number in range(max(by_id, default=-1) + 1)]
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None if there is no such file."""
+    try:
+        value = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    return value
+
+
+def _added_token(entry: dict[str, Any]) -> AddedToken:
+    return AddedToken(
+        int(entry["id"]), str(entry["content"]), bool(entry.get("special")), bool(entry.get("single_word"))
+    )
+
+
+def _token_text(name: str, value: Any) -> str | None:
+    """The text of a named token: a string, or an object with `content`."""
+    if not name.endswith("_token"):
+        return None
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _template(directory: Path, config: dict[str, Any]) -> str | None:
+    """The chat template: a file of its own, or (older checkpoints) a field of a JSON file."""
+    path = directory / TEMPLATE
+    if path.is_file():
+        try:
+            return path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"cannot read {path}: {error}") from None
+    found = (_object(directory / TEMPLATE_JSON) or {}).get("chat_template") or config.get("chat_template")
+    if isinstance(found, list):
+        found = {entry.get("name"): entry.get("template") for entry in found}.get("default")
+    return found if isinstance(found, str) else None
+
+
+def _adds(config: dict[str, Any]) -> tuple[bool, bool] | None:
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return None
+    return bool(config.get("add_bos_token")), bool(config.get("add_eos_token"))
+
+
+def _end_ids(directory: Path) -> frozenset[int]:
+    for name in ("generation_config.json", "config.json"):
+        found = (_object(directory / name) or {}).get("eos_token_id")
+        if found is not None:
+            return frozenset(found if isinstance(found, list) else [found])
+    return frozenset()
+
+
+def _digest(directory: Path) -> str:
+    """SHA-256 over names and contents of the files that decide how text becomes ids, in hexadecimal."""
+    total = hashlib.sha256()
+    for name in _DIGESTED:
+        path = directory / name
+        if path.is_file():
+            content = path.read_bytes()
+            total.update(f"{name}\0{len(content)}\0".encode() + content)
+    return total.hexdigest()
