@@ -6,21 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jitney.result import Result
 from jitney.keys import JobId
+from jitney.result import Result
 
 
 @dataclass(frozen=True, slots=True)
 class Heading:
     """What every object and chunk of one job's answer repeats.
 
-    created: Unix seconds of the enqueue, by Redis' clock, so that a replay repeats it.
+    model: the queue's own name, also for a request that used an alias. created: Unix seconds of the enqueue,
+    by Redis' clock. Both so that a replay says the same.
     """
 
     job_id: JobId
     model: str
     created: int
-    fingerprint: str
+    fingerprint: str | None
 
     def fields(self, prefix: str, kind: str) -> dict[str, Any]:
         """The members before `choices`. The answer's id is the job's with OpenAI's prefix."""

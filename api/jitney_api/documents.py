@@ -37,7 +37,10 @@ def documented(schema: type[BaseModel], *, streams: bool = False, status: int = 
     if streams:
         answers["text/event-stream"] = {}
     return {
-        "responses": {status: {"content": answers, "description": "the answer"}, **errors(400, 404, 409, 413, 429, 503)},
+        "responses": {
+            status: {"content": answers, "description": "the answer"},
+            **errors(400, 404, 409, 413, 429, 503),
+        },
         "openapi_extra": {"requestBody": {"required": True, "content": {"application/json": {"schema": _ref(schema)}}}},
         "response_model": None,
     }

@@ -6,15 +6,16 @@ import math
 from typing import Any, Final
 
 import orjson
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jitney.errors import InvalidJob, JitneyError, JobEnded, Overloaded
-from jitney.result import Collector
+from jitney.errors import InvalidJob, JitneyError, JobEnded, Overloaded, QueueUnavailable
 from jitney.keys import JobId
 from jitney.logs import logger
 from jitney.messages import Event
+from jitney.result import Collector
 
 MAX_MESSAGE_CHARS: Final = 1_000
 MAX_ECHO_CHARS: Final = 64
@@ -74,8 +75,13 @@ def refuse_if_failed(event: Event, job_id: str) -> None:
 
 
 def wire_of(error: JitneyError) -> dict[str, Any]:
-    """The error as OpenAI's `error` object; a job's own ending keeps the words of its event."""
+    """The error as OpenAI's `error` object; a job's own ending keeps the words of its event.
+
+    What Redis said stays in the log: it may name hosts that are nobody's business over HTTP.
+    """
     wire = error.wire()
+    if isinstance(error, QueueUnavailable):
+        wire["message"] = "the queue does not answer just now; try again"
     if isinstance(error, JobEnded) and error.error.get("message"):
         wire["message"] = error.error["message"]
     return wire
@@ -107,6 +113,8 @@ def _retry_after(seconds: float) -> dict[str, str]:
 async def on_jitney_error(_request: Request, error: Exception) -> Response:
     """Handler for the project's own errors."""
     assert isinstance(error, JitneyError)
+    if isinstance(error, QueueUnavailable):
+        logger().warning("queue_unavailable", error=str(error))
     return error_response(error)
 
 
@@ -122,6 +130,21 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         wire = {"message": str(error.detail), "code": "http_error"}
     wire["type"] = "invalid_request_error" if error.status_code < 500 else "server_error"
     return Response(error_body(wire), error.status_code, error.headers, media_type="application/json")
+
+
+async def on_wrong_query(_request: Request, error: Exception) -> Response:
+    """Handler for a path or query parameter of the wrong kind (bodies are read by hand)."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    return error_response(
+        InvalidJob(f"{name}: {first['msg']} (given: {str(first['input'])[:MAX_ECHO_CHARS]!r})", param=name)
+    )
+
+
+async def on_client_gone(_request: Request, _error: Exception) -> Response:
+    """Handler for a client that left in the middle of its body. Nobody reads this answer."""
+    return Response(status_code=CLIENT_CLOSED)
 
 
 async def on_bug(request: Request, error: Exception) -> Response:

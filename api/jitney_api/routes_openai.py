@@ -43,23 +43,23 @@ async def completions(request: Request) -> Response:
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
-    """Every queue, under the name by which `model` finds it."""
+    """Every queue and alias: the names that `model` knows."""
     cards = await service_of(request).cards()
-    return {"object": "list", "data": [_model(name, card) for name, card in sorted(cards.items())]}
+    return {"object": "list", "data": [_model(name, card) for name, card in cards.items()]}
 
 
 @router.get("/v1/models/{model:path}")
 async def get_model(request: Request, model: str) -> dict[str, Any]:
-    """One queue, by its own name, its model's name, or an alias."""
-    name, card = await service_of(request).client.card(model)
-    return _model(name, card)
+    """One queue, by its own name or an alias."""
+    _, card = await service_of(request).client.card(model)
+    return _model(model, card)
 
 
 def _model(name: str, card: QueueCard) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": 0,
+        "created": int(card.created),
         "owned_by": "jitney",
         "root": card.model,
         "max_model_len": card.max_model_len,

@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 from starlette.requests import Request
 
 from jitney import AsyncClient
-from jitney.cards import QueueCard, list_cards
+from jitney.cards import QueueCard, list_aliases, list_cards
 from jitney.errors import JitneyError, QueueUnavailable
 from jitney.keys import JobId, Keys, queue_of
 from jitney.logs import logger
@@ -35,7 +35,8 @@ class Service:
 
     def __init__(self, settings: ApiSettings) -> None:
         self.settings = settings
-        self.client = AsyncClient(settings.redis_url and settings.redis_url.get_secret_value(), name="jitney-api")
+        url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
+        self.client = AsyncClient(url, name="jitney-api")
         self._graces: set[asyncio.Task[None]] = set()
 
     async def aclose(self) -> None:
@@ -46,15 +47,16 @@ class Service:
         await self.client.aclose()
 
     async def cards(self) -> dict[str, QueueCard]:
-        """Every queue's card by the queue's name. Raises QueueUnavailable."""
+        """Every queue's card by the queue's name, then by each alias. Raises QueueUnavailable."""
         async with answering():
-            return await list_cards(self.client.redis)
+            cards, aliases = await list_cards(self.client.redis), await list_aliases(self.client.redis)
+        return cards | {alias: cards[queue] for alias, queue in sorted(aliases.items()) if queue in cards}
 
     async def heading(self, job_id: JobId) -> Heading:
         """What every frame of the job's answer repeats. Raises JobNotFound, QueueUnavailable."""
         status = await self.client.job(job_id).status()
-        _, card = await self.client.card(queue_of(job_id))
-        return Heading(job_id, card.model, status.at_ms // 1_000, f"fp_{card.fingerprint}")
+        queue, card = await self.client.card(queue_of(job_id))
+        return Heading(job_id, queue, int(status.created_at), f"fp_{card.fingerprint}" if card.fingerprint else None)
 
     async def leave(self, job_id: JobId) -> None:
         """The one who waited for the job is gone: cancel it, after the grace unless somebody came back."""
@@ -69,10 +71,12 @@ class Service:
     async def _cancel_later(self, job_id: JobId, grace_s: float) -> None:
         await asyncio.sleep(grace_s)
         channel = Keys(queue_of(job_id)).tokens(job_id)
-        readers = [(channel, 0)]
-        with contextlib.suppress(RedisError, OSError):
-            readers = await self.client.redis.pubsub_numsub(channel)
-        if not any(number for _, number in readers):
+        try:
+            (_, num_readers), *_ = await self.client.redis.pubsub_numsub(channel)
+        except (RedisError, OSError) as error:
+            _log.warning("cancel_failed", job=job_id, error=str(error))
+            return
+        if num_readers == 0:
             await self._cancel(job_id)
 
     async def _cancel(self, job_id: JobId) -> None:

@@ -23,7 +23,8 @@ class ApiSettings(BaseSettings):
     still gets its own status. keep_alive_s: silence after which a stream says a comment, so that proxies
     keep it open. write_timeout_s: a reader that takes nothing for so long is cut off (it can resume).
     body_timeout_s: a body must have arrived within it. disconnect_grace_s: how long a job whose reader went
-    away waits for somebody to come back before it is cancelled. drain_timeout_s: how long open streams may go on after SIGTERM.
+    away waits for somebody to come back before it is cancelled. drain_timeout_s: how
+    long open streams may go on after SIGTERM.
     """
 
     model_config = SettingsConfigDict(

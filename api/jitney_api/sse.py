@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 from jitney.channel import ChannelReader
 from jitney.errors import JitneyError, StreamLost
 from jitney.follower import Follower, Message
-from jitney.result import Collector, Result
 from jitney.logs import logger
+from jitney.result import Collector, Result
 from jitney_api.answers import Heading
 from jitney_api.failures import refuse_if_failed
 from jitney_api.frames import KEEP_ALIVE, Frames, error_frame
@@ -128,13 +128,12 @@ class EventStream(Response):
         clock = asyncio.get_running_loop().time
         written_at = clock()
         while not stream.ended:
-            due_s = written_at + self._settings.keep_alive_s - clock()
-            messages = await stream.read(max(due_s, 0.001))
+            messages = await stream.read(max(0.0, written_at + self._settings.keep_alive_s - clock()))
             frames = self._spoken(messages)
-            if frames or due_s <= 0.001 or not messages:
-                if stream.ended and not frames:
-                    break
-                await self._write(frames or KEEP_ALIVE, send)
+            if not frames and clock() >= written_at + self._settings.keep_alive_s:
+                frames = KEEP_ALIVE
+            if frames:
+                await self._write(frames, send)
                 written_at = clock()
         self._is_over = True
 

@@ -1,1 +1,60 @@
 """jitney: durable, Redis-native LLM generation by continuous batching."""
+
+from importlib.metadata import version
+
+from jitney.async_client import AsyncClient, AsyncJob
+from jitney.client import Client, Job
+from jitney.errors import (
+    IdempotencyConflict,
+    InvalidJob,
+    JitneyError,
+    JobCancelled,
+    JobEnded,
+    JobExpired,
+    JobFailed,
+    JobNotFound,
+    LeaseLost,
+    ModelError,
+    Overloaded,
+    PromptTooLong,
+    QueueUnavailable,
+    ServerError,
+    SettingsError,
+    StreamLost,
+    UnknownQueue,
+)
+from jitney.messages import Event, JobSpec
+from jitney.result import Choice, Result
+from jitney.sampling import SamplingParams
+
+__version__ = version("jitney")
+
+__all__ = [
+    "AsyncClient",
+    "AsyncJob",
+    "Choice",
+    "Client",
+    "Event",
+    "IdempotencyConflict",
+    "InvalidJob",
+    "JitneyError",
+    "Job",
+    "JobCancelled",
+    "JobEnded",
+    "JobExpired",
+    "JobFailed",
+    "JobNotFound",
+    "JobSpec",
+    "LeaseLost",
+    "ModelError",
+    "Overloaded",
+    "PromptTooLong",
+    "QueueUnavailable",
+    "Result",
+    "SamplingParams",
+    "ServerError",
+    "SettingsError",
+    "StreamLost",
+    "UnknownQueue",
+    "__version__",
+]

@@ -10,16 +10,16 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from jitney.cards import QueueCard, read_card
+from jitney.cards import QueueCard
 from jitney.channel import ChannelReader, Message
 from jitney.connection import connect
-from jitney.errors import InvalidJob, JobNotFound, QueueUnavailable, StreamLost, UnknownQueue
-from jitney.keys import QUEUES, JobId, new_job_id, queue_of
+from jitney.errors import InvalidJob, JobNotFound, QueueUnavailable, StreamLost
+from jitney.keys import JobId, new_job_id, queue_of
 from jitney.messages import Event, JobSpec
 from jitney.queue import JobStatus, Limits, Queue
 from jitney.result import Collector, Result
 from jitney.settings import client_settings, usable_url
-from jitney.submission import check_against, check_idempotency_key, entry_for, spec_from
+from jitney.submission import check_against, check_idempotency_key, entry_for, find_card, spec_from
 
 CARD_LIFE_S = 5.0
 Prompt = str | Sequence[int]
@@ -69,14 +69,17 @@ class AsyncJob:
     async def cancel(self) -> bool:
         """End the job now. False if it had already ended. Raises JobNotFound."""
         async with _answering():
-            return await self._client.queue(queue_of(self.id)).cancel(self.id)
+            cancelled = await self._client.queue(queue_of(self.id)).cancel(self.id)
+        if cancelled.outcome == "notfound":
+            raise _no_such_job(self.id)
+        return cancelled.outcome == "cancelled"
 
     async def status(self) -> JobStatus:
         """Where the job stands. Raises JobNotFound."""
         async with _answering():
             status = await self._client.queue(queue_of(self.id)).status(self.id)
         if status is None:
-            raise JobNotFound(f"no job {self.id}: it never existed, or its record has expired")
+            raise _no_such_job(self.id)
         return status
 
 
@@ -165,23 +168,15 @@ class AsyncClient:
 
         Read once and kept for CARD_LIFE_S. Raises UnknownQueue, QueueUnavailable.
         """
-        name = name or self._destination
+        name = name or self._destination or ""
         clock = asyncio.get_running_loop().time
         async with self._reading_card:
-            expiry, queue, card = self._cards.get(name or "", (0.0, "", None))
-            if card is None or expiry < clock():
+            known = self._cards.get(name)
+            if known is None or known[0] < clock():
                 async with _answering():
-                    queue, card = await read_card(self.redis, name or await self._only_queue())
-                self._cards[name or ""] = (clock() + CARD_LIFE_S, queue, card)
-        return queue, card
-
-    async def _only_queue(self) -> str:
-        known = sorted(name.decode() for name in await self.redis.hkeys(QUEUES))
-        if len(known) == 1:
-            return known[0]
-        if not known:
-            raise UnknownQueue("", known)
-        raise InvalidJob(f"give queue or model; this server has {', '.join(known)}", param="queue")
+                    queue, card = await find_card(self.redis, name)
+                known = self._cards[name] = (clock() + CARD_LIFE_S, queue, card)
+        return known[1], known[2]
 
     async def aclose(self) -> None:
         """Close the connections. Jobs go on; streams that are still open raise QueueUnavailable."""
@@ -195,6 +190,10 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+def _no_such_job(job_id: JobId) -> JobNotFound:
+    return JobNotFound(f"no job {job_id}: it never existed, or its record has expired")
 
 
 @contextlib.asynccontextmanager

@@ -53,9 +53,9 @@ async def write_card(redis: Redis, queue: str, card: QueueCard) -> QueueCard:
             try:
                 await pipeline.watch(QUEUES)
                 stored = await pipeline.hget(QUEUES, queue)
-                current = QueueCard.decode(stored) if stored is not None else None
+                current = QueueCard.decode(_bytes(stored)) if stored is not None else None
                 merged = card if current is None else _merge(queue, current, card)
-                pipeline.multi()
+                pipeline.multi()  # type: ignore[no-untyped-call]
                 pipeline.hset(QUEUES, queue, merged.encode())
                 await pipeline.execute()
                 return merged

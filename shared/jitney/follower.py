@@ -161,7 +161,7 @@ class Follower:
 
     def _take(self, messages: list[Message]) -> tuple[list[Message], bool]:
         """Those that follow the cursor without a gap, and whether there was one."""
-        taken = []
+        taken: list[Message] = []
         for message in messages:
             seq = message.event.seq
             if seq <= self.cursor:

@@ -13,7 +13,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from jitney.connection import Redis
 from jitney.errors import QueueUnavailable
-from jitney.keys import Keys, queue_of
+from jitney.keys import JobId, Keys, queue_of
 from jitney.queue import Queue
 
 LOG_PAGE = 256
@@ -68,7 +68,7 @@ class LogReader:
 
     async def _read_once(self, job_id: str, cursor: int) -> LogPage | None:
         queue = self._queue(queue_of(job_id))
-        payloads = await queue.read_log(job_id, cursor, count=LOG_PAGE)
+        payloads = await queue.read_log(JobId(job_id), cursor, count=LOG_PAGE)
         if payloads is None:
             return None
         if payloads:

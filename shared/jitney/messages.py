@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -218,13 +216,3 @@ def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0)
         "completion_tokens": completion_tokens,
         "cached_tokens": cached_tokens,
     }
-
-
-def pack_ids(token_ids: Sequence[int]) -> bytes:
-    """Token ids as little-endian unsigned 32-bit numbers: how prompt ids are stored at `:ids:<id>`."""
-    return struct.pack(f"<{len(token_ids)}I", *token_ids)
-
-
-def unpack_ids(packed: bytes) -> tuple[int, ...]:
-    """The inverse of `pack_ids`."""
-    return struct.unpack(f"<{len(packed) // 4}I", packed)

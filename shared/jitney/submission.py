@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from typing import Any, Final
 
-from jitney.cards import QueueCard
-from jitney.errors import InvalidJob, PromptTooLong
+from jitney.cards import QueueCard, list_aliases, list_cards, read_card
+from jitney.connection import Redis
+from jitney.errors import InvalidJob, PromptTooLong, UnknownQueue
 from jitney.keys import JobId
 from jitney.messages import JobSpec
 from jitney.queue import Entry
@@ -38,6 +40,35 @@ def spec_from(options: dict[str, Any]) -> JobSpec:
     if sampling:
         fields["sampling"] = sampling_params(**sampling)
     return JobSpec.build(fields)
+
+
+async def find_card(redis: Redis, name: str) -> tuple[str, QueueCard]:
+    """The queue that `name` means and its card: a queue, an alias, or the model that a queue serves.
+
+    An empty name means the only queue there is. Raises UnknownQueue, and InvalidJob when there are several.
+    """
+    if name and _is_text(name):
+        with contextlib.suppress(UnknownQueue):
+            return await read_card(redis, name)
+    cards = await list_cards(redis)
+    matching = [queue for queue, card in cards.items() if name in ("", card.model)]
+    if len(matching) == 1:
+        return matching[0], cards[matching[0]]
+    if not matching:
+        raise UnknownQueue(name, [*cards, *await list_aliases(redis)])
+    names = ", ".join(matching)
+    if name:
+        raise InvalidJob(f"model {name!r} is served by several queues; name one of them: {names}", param="model")
+    raise InvalidJob(f"name a queue or a model; this server has {names}", param="model")
+
+
+def _is_text(name: str) -> bool:
+    """False for half a surrogate pair, which no key can be made of."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_against(card: QueueCard, spec: JobSpec) -> None:

@@ -93,7 +93,8 @@ async def remove_worker(redis: Redis, queue: str, worker_id: str) -> None:
 async def list_workers(redis: Redis, queue: str) -> list[WorkerView]:
     """The workers of one queue that are alive, oldest first."""
     keys = Keys(queue)
-    ids = [member.decode() for member in await redis.zrange(keys.workers, 0, -1)]
+    members: Any = await redis.zrange(keys.workers, 0, -1)
+    ids = [member.decode() for member in members]
     if not ids:
         return []
     pipe = redis.pipeline(transaction=False)

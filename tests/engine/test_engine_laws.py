@@ -8,12 +8,12 @@ from itertools import pairwise
 import hypothesis.strategies as st
 from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
+from scripted_model import EOS, FAILURE, HashModel, Outcome, request, solo
 
 from jitney.errors import PromptTooLong
 from jitney_worker.engine.engine import LocalEngine
 from jitney_worker.engine.sequence import SequenceId, SequenceRequest
 from jitney_worker.engine.settings import EngineSettings
-from scripted_model import EOS, FAILURE, HashModel, Outcome, request, solo
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,16 @@ class Visitor:
 
 @st.composite
 def engine_settings(draw: st.DrawFn) -> EngineSettings:
-    seats = draw(st.integers(1, 6))
+    seats = draw(st.sampled_from([6, 4, 3, 2, 1]))
     return EngineSettings(
         max_model_len=draw(st.sampled_from([24, 40, 200])),
-        num_blocks=draw(st.integers(3, 24)),
-        block_size=draw(st.sampled_from([1, 2, 4, 7])),
+        num_blocks=draw(st.sampled_from([8, 10, 13, 24])),
+        block_size=draw(st.sampled_from([2, 3, 4, 7])),
         max_num_seqs=seats,
         max_num_batched_tokens=draw(st.integers(seats, 40)),
         long_prefill_token_threshold=draw(st.sampled_from([0, 1, 3, 8])),
         enable_prefix_caching=draw(st.booleans()),
-        admission_reserve=draw(st.sampled_from([0.0, 0.15, 0.9])),
+        admission_reserve=draw(st.sampled_from([0.0, 0.0, 0.15, 0.9])),
         policy=draw(st.sampled_from(["continuous", "continuous", "static"])),
         check=True,
     )
@@ -47,13 +47,13 @@ def engine_settings(draw: st.DrawFn) -> EngineSettings:
 def visitors(draw: st.DrawFn) -> list[Visitor]:
     """Few different prompts, so that prefixes are shared, and often the same output ids at the start."""
     guests = []
-    for number in range(draw(st.integers(1, 12))):
+    for number in range(draw(st.integers(2, 12))):
         stem = draw(st.sampled_from([0, 0, 50]))
-        prompt = [stem + position for position in range(draw(st.integers(1, 30)))]
+        prompt = [stem + position for position in range(draw(st.sampled_from([1, 3, 8, 9, 10, 30])))]
         one = request(
             f"v{number}",
             prompt + draw(st.lists(st.integers(0, 3), max_size=3)),
-            draw(st.integers(1, 24)),
+            draw(st.sampled_from([24, 20, 15, 10, 2, 1])),
             arrival=draw(st.integers(0, 5)),
             virtual_time=draw(st.sampled_from([0.0, 1.5])),
             salt=draw(st.sampled_from(["", "", "other"])),
@@ -66,7 +66,7 @@ def visitors(draw: st.DrawFn) -> list[Visitor]:
                 request=SequenceRequest(
                     one.id, one.prompt_ids, one.params, one.order_key, output_ids=earlier, cache_salt=one.cache_salt
                 ),
-                comes=draw(st.integers(0, 20)),
+                comes=draw(st.sampled_from([0, 0, 1, 5, 20])),
                 aborted=draw(st.one_of(st.none(), st.none(), st.integers(1, 40))),
                 fails_at=draw(st.one_of(st.none(), st.none(), st.none(), st.integers(0, 10))),
             )

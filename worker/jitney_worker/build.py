@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
+from dataclasses import replace
 
 from jitney.cards import QueueCard, write_card
 from jitney.connection import Redis
@@ -14,7 +15,7 @@ from jitney_worker.engine.engine import LocalEngine
 from jitney_worker.engine.settings import EngineSettings
 from jitney_worker.model.config import ModelConfig
 from jitney_worker.model.fingerprint import fingerprint
-from jitney_worker.model.registry import resolve
+from jitney_worker.model.resolve import resolve
 from jitney_worker.model.runner import TorchRunner, load_runner
 from jitney_worker.runtime.intake import ModelLimits
 from jitney_worker.runtime.worker import Crew
@@ -52,13 +53,13 @@ def build_crew(settings: WorkerSettings) -> Crew:
         limits=ModelLimits(
             vocab_size=runner.vocab_size,
             max_model_len=max_model_len,
-            max_sequence_len=min(max_model_len, runner.num_blocks * runner.block_size),
+            max_sequence_len=engine.settings.max_sequence_tokens,
             eos_token_ids=frozenset(runner.eos_token_ids) | frozenset(tokenizer.eos_token_ids),
         ),
         model=settings.model_name,
         queue=settings.queue_name,
-        fingerprint=fingerprint(directory, runner.dtype_name, tokenizer.digest),
-        features={**engine.features, "dtype": runner.dtype_name, "device": runner.device_name},
+        fingerprint=fingerprint(directory, runner.dtype, tokenizer.digest),
+        features={**engine.features, "dtype": runner.dtype, "device": runner.device},
         worker_id=settings.worker.id or f"{socket.gethostname()[:32]}-{os.getpid()}-{uuid.uuid4().hex[:6]}",
     )
 
@@ -79,7 +80,7 @@ def card_of(crew: Crew) -> QueueCard:
 def card_without_weights(settings: WorkerSettings) -> QueueCard:
     """The same card, for a queue that has no worker yet: everything but the fingerprint of a loaded model."""
     directory = resolve(settings.model, offline=settings.offline)
-    tokenizer, config = Tokenizer.load(directory), ModelConfig.load(directory)
+    tokenizer, config = Tokenizer.load(directory), ModelConfig.of_directory(directory)
     return QueueCard(
         model=settings.model_name,
         max_model_len=settings.engine.max_model_len or config.max_model_len,
@@ -91,9 +92,24 @@ def card_without_weights(settings: WorkerSettings) -> QueueCard:
     )
 
 
-async def register(redis: Redis, crew: Crew) -> None:
-    """Write the queue's card; a worker whose model cannot serve what the card promises does not start."""
-    await write_card(redis, crew.queue, card_of(crew))
+async def register(redis: Redis, crew: Crew) -> Crew:
+    """Write the queue's card; the crew as it must serve that queue.
+
+    The context is a property of the queue: a longer one here is not used. Raises SettingsError for a
+    shorter one, because jobs that were accepted would be refused.
+    """
+    card = await write_card(redis, crew.queue, card_of(crew))
+    if card.max_model_len > crew.limits.max_model_len:
+        raise SettingsError(
+            f"queue {crew.queue} accepts jobs of {card.max_model_len} tokens, but this worker's context is "
+            f"{crew.limits.max_model_len}: raise engine.max_model_len, or serve another queue (--queue)"
+        )
+    limits = replace(
+        crew.limits,
+        max_model_len=card.max_model_len,
+        max_sequence_len=min(card.max_model_len, crew.limits.max_sequence_len),
+    )
+    return replace(crew, limits=limits)
 
 
 def _max_model_len(settings: WorkerSettings, runner: TorchRunner) -> int:
@@ -107,7 +123,7 @@ def _max_model_len(settings: WorkerSettings, runner: TorchRunner) -> int:
 
 def _engine_settings(settings: WorkerSettings, runner: TorchRunner) -> EngineSettings:
     options = settings.engine
-    seats = options.max_num_seqs or (SEATS_ON_CPU if runner.device.type == "cpu" else SEATS_ON_GPU)
+    seats = options.max_num_seqs or (SEATS_ON_CPU if runner.device == "cpu" else SEATS_ON_GPU)
     return EngineSettings(
         max_num_seqs=min(seats, options.max_num_batched_tokens),
         max_num_batched_tokens=options.max_num_batched_tokens,

@@ -110,7 +110,7 @@ async def serve(settings: WorkerSettings) -> int:
     crew = build_crew(settings)  # nothing else runs yet: a signal here may simply end the process
     redis = connect(settings.redis_url, name="jitney-register")
     try:
-        await register(redis, crew)
+        crew = await register(redis, crew)
     finally:
         await redis.aclose()
     worker = Worker(settings, crew)

@@ -19,7 +19,8 @@ async def find(settings: WorkerSettings) -> WorkerView | None:
     """This host's worker, or the one that JITNEY_WORKER__ID names; None if it does not beat."""
     redis = connect(settings.redis_url, name="jitney-health")
     try:
-        for queue in [name.decode() for name in await redis.hkeys(QUEUES)]:
+        for name in await redis.hkeys(QUEUES):
+            queue = name.decode() if isinstance(name, bytes) else name
             for view in await list_workers(redis, queue):
                 if view.id == settings.worker.id or (settings.worker.id is None and view.host == socket.gethostname()):
                     return view

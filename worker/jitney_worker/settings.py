@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from jitney.errors import SettingsError
 from jitney.keys import check_queue_name, queue_name_for
+from jitney.settings import DEFAULT_URL, client_settings, usable_url
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -103,7 +104,7 @@ class WorkerSettings(BaseSettings):
         frozen=True, env_prefix="JITNEY_", env_nested_delimiter="__", env_file=".env", extra="ignore"
     )
 
-    redis_url: str = Field("redis://127.0.0.1:6379/0", repr=False)
+    redis_url: str = Field(DEFAULT_URL, repr=False)
     model: str = "smollm2-135m-instruct"
     queue: str | None = None
     dtype: Dtype = "auto"
@@ -132,8 +133,10 @@ def load_settings(**overrides: Any) -> WorkerSettings:
     `overrides` may be nested dicts; what is None was not given.
     """
     try:
-        base = WorkerSettings()
-        merged = _merge(base.model_dump(), overrides)
+        base = WorkerSettings().model_dump()
+        base["redis_url"] = client_settings().url
+        merged = _merge(base, overrides)
+        usable_url(merged["redis_url"])
         return WorkerSettings.model_validate(merged)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]

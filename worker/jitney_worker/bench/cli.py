@@ -59,7 +59,7 @@ def bench(
 
 async def _on_own_stack(workload: Workload, mode: str, model: str, dtype: str) -> Run:
     """Server, API and one worker for the length of the run, with the seats that the workload names."""
-    from jitney_worker.model.registry import resolve
+    from jitney_worker.model.resolve import resolve
     from jitney_worker.stack.local import LocalStack, StackSettings
 
     directory = resolve(model)

@@ -113,7 +113,7 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Hand out the step's token budget: running sequences first, then waiting ones if none was preempted."""
         output = SchedulerOutput(step=self.step + 1, scheduled=[], num_tokens=0)
-        self._seats.open_step(len(self.running))
+        self._seats.open_step(len(self.running), self.waiting.first())
         self._continue_running(output)
         if not output.preempted:
             self._admit_waiting(output)

@@ -11,7 +11,7 @@ from jitney_worker.engine.settings import EngineSettings
 class Seats(Protocol):
     """Who may sit down. `num_running` is always the number of sequences that are being computed."""
 
-    def open_step(self, num_running: int) -> None:
+    def open_step(self, num_running: int, first_waiting: Sequence | None) -> None:
         """A step begins."""
         ...
 
@@ -38,7 +38,7 @@ class ContinuousSeats:
     def __init__(self, max_num_seqs: int) -> None:
         self._max_num_seqs = max_num_seqs
 
-    def open_step(self, num_running: int) -> None:
+    def open_step(self, num_running: int, first_waiting: Sequence | None) -> None:
         pass
 
     def admits(self, sequence: Sequence, num_running: int) -> bool:
@@ -59,6 +59,8 @@ class StaticSeats:
 
     A batch stays open over several steps if only the token budget kept others from joining. A preempted
     member keeps its seat and may return to it. Ended members keep theirs too, and compute nothing.
+    A batch of which nobody runs is over, unless a preempted member is next in line: if somebody else were
+    waited for behind it, neither would ever start.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -66,8 +68,8 @@ class StaticSeats:
         self._batch: set[SequenceId] = set()
         self._open = True
 
-    def open_step(self, num_running: int) -> None:
-        if num_running == 0:
+    def open_step(self, num_running: int, first_waiting: Sequence | None) -> None:
+        if num_running == 0 and (first_waiting is None or first_waiting.id not in self._batch):
             self._batch.clear()
             self._open = True
 

@@ -23,6 +23,9 @@ VOCAB_SIZE = 512
 LOGIT_SPREAD = 2.5
 """Standard deviation of the logits, as of a trained model: with a usual initialisation they would nearly tie."""
 
+RESIDUAL_GAIN = 3.0
+"""Layers must drown the embedding they start from, or a model with tied embeddings repeats its last token."""
+
 _SHAPE: Mapping[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 128,
@@ -93,9 +96,10 @@ def _random_weights(config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
     for index in range(config["num_hidden_layers"]):
         at = f"model.layers.{index}."
         for name, (rows, columns) in _matrices(config).items():
-            weights[at + name + ".weight"] = matrix(rows, columns)
-            if name[10:11] in _biased(config) and name.startswith("self_attn"):
-                weights[at + name + ".bias"] = vector(rows, 0.0)
+            writes_back = name in ("self_attn.o_proj", "mlp.down_proj")
+            weights[f"{at}{name}.weight"] = matrix(rows, columns, RESIDUAL_GAIN if writes_back else 1.0)
+        for name, rows in _biases(config).items():
+            weights[f"{at}{name}.bias"] = vector(rows, 0.0)
         weights[at + "input_layernorm.weight"] = vector(hidden, 1.0)
         weights[at + "post_attention_layernorm.weight"] = vector(hidden, 1.0)
         if config["model_type"] == "qwen3":
@@ -118,11 +122,12 @@ def _matrices(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     }
 
 
-def _biased(config: Mapping[str, Any]) -> str:
-    """First letters of the attention projections that have a bias."""
-    if config["model_type"] == "qwen2":
-        return "qkv"
-    return "qkvo" if config.get("attention_bias") and config["model_type"] != "mistral" else ""
+def _biases(config: Mapping[str, Any]) -> dict[str, int]:
+    """Attention projections that have a bias, and their sizes."""
+    family = config["model_type"]
+    has_output_bias = family in ("llama", "qwen3") and bool(config.get("attention_bias"))
+    biased = "qkv" if family == "qwen2" else "qkvo" if has_output_bias else ""
+    return {f"self_attn.{which}_proj": _matrices(config)[f"self_attn.{which}_proj"][0] for which in biased}
 
 
 def _train_tokenizer(vocab_size: int) -> Any:

@@ -116,8 +116,9 @@ class Board:
             await self._write([job])
             return
         for choice in job.choices:
-            self._with.stop_rules.register(choice.request.id, job.spec.sampling.stop)
-            self._with.bridge.send(Add(choice.request))
+            request = choice.request
+            self._with.stop_rules.register(request.id, job.spec.sampling.stop, request.params.stop_token_ids)
+            self._with.bridge.send(Add(request))
 
     async def _refuse(self, delivery: Delivery, spec: JobSpec | None, error: JitneyError) -> None:
         self._log.info("job_refused", job=delivery.id, code=error.code)
@@ -216,9 +217,9 @@ class Board:
         self._with.leases.drop(job_id)
         job = self._jobs.pop(job_id, None)
         for choice in job.choices if job is not None else ():
+            self._with.stop_rules.forget(choice.request.id)
             if choice.finish_reason is None:
                 self._with.bridge.send(Abort(choice.request.id))
-            self._with.stop_rules.forget(choice.request.id)
         if job is not None and job.is_seated:
             self._claim_ahead = self._settings.worker.claim_ahead
         self._changed()

@@ -84,11 +84,11 @@ class Heartbeat(threading.Thread):
         self._settings = settings
         self._is_stuck = is_stuck
         self._on_lost = on_lost
-        self._stop = threading.Event()
+        self._ended = threading.Event()
         self._log = logger(part="heartbeat", queue=queue_name)
 
     def stop(self) -> None:
-        self._stop.set()
+        self._ended.set()
 
     def run(self) -> None:
         asyncio.run(self._beat())
@@ -98,9 +98,9 @@ class Heartbeat(threading.Thread):
         redis = connect_once(self._redis_url, name="jitney-heartbeat", timeout_s=self._settings.renew_every_s)
         queue = Queue(redis, self._queue_name)
         try:
-            while not self._stop.is_set():
+            while not self._ended.is_set():
                 await self._renew(queue)
-                await asyncio.to_thread(self._stop.wait, self._settings.renew_every_s)
+                await asyncio.to_thread(self._ended.wait, self._settings.renew_every_s)
         finally:
             await redis.aclose()
 

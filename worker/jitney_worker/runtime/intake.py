@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from jitney.errors import InvalidJob, PromptTooLong, StreamLost
 from jitney.keys import BANDS
-from jitney.messages import Event, FinishReason, JobSpec, unpack_ids
-from jitney.queue import Delivery, Queue
+from jitney.messages import Event, FinishReason, JobSpec
+from jitney.queue import Delivery, Queue, unpack_ids
 from jitney_worker.engine.sequence import SequenceParams, SequenceRequest
 from jitney_worker.runtime.running import Choice, RunningJob, SpellsLogprobs, sequence_id
 from jitney_worker.text.spelling import Speller
@@ -63,9 +63,8 @@ class Intake:
             cache_salt=f"{delivery.tenant}/{spec.cache_salt}",
         )
         self._check_fits(request)
-        speller = Speller(self._tokenizer, spec.sampling.stop)
-        for token_id in past.token_ids:
-            speller.push(token_id)
+        speller = Speller(self._tokenizer, spec.sampling.stop, params.stop_token_ids)
+        speller.replay(past.token_ids)
         choice = Choice(request, speller, len(past.token_ids), len(past.token_ids))
         if past.finish_reason is not None:
             choice.finish_reason, choice.finish_is_logged = past.finish_reason, True

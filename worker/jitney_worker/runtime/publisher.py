@@ -35,8 +35,10 @@ class Publisher:
         """Write all of it; the ids that were refused (another owner, or the job is gone)."""
         if not endings:
             return await self._append(appends)
-        refused, *outcomes = await asyncio.gather(self._append(appends), *map(self._finish, endings))
-        return refused.union(ending.id for ending, ok in zip(endings, outcomes, strict=True) if not ok)
+        refused, outcomes = await asyncio.gather(
+            self._append(appends), asyncio.gather(*(self._finish(ending) for ending in endings))
+        )
+        return refused | {ending.id for ending, ok in zip(endings, outcomes, strict=True) if not ok}
 
     async def _append(self, appends: list[Append]) -> set[JobId]:
         refused: set[JobId] = set()

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jitney.keys import JobId
-from jitney.messages import Event, FinishReason, JobSpec, pack_ids, usage_of
-from jitney.queue import Append, Delivery, Ending
+from jitney.messages import Event, FinishReason, JobSpec, usage_of
+from jitney.queue import Append, Delivery, Ending, pack_ids
 from jitney_worker.engine.protocol import SequenceDelta, TokenLogprobs
 from jitney_worker.engine.sequence import SequenceId, SequenceRequest
 from jitney_worker.text.spelling import Speller
@@ -58,20 +58,14 @@ class Choice:
 
     def gain(self, delta: SequenceDelta) -> None:
         """Spell what the engine gave; at the end, flush what was held back."""
-        stopped = False
         for token_id in delta.token_ids:
-            self.pending_ids.append(token_id)
-            if token_id in self.request.params.stop_token_ids:
-                continue  # an end token counts, but it is never spelled
-            spelled = self.speller.push(token_id)
-            self.pending_text += spelled.text
-            stopped = stopped or spelled.stopped
-        self.pending_logprobs.extend(delta.logprobs)
+            self.pending_text += self.speller.push(token_id).text
+        self.pending_ids += delta.token_ids
+        self.pending_logprobs += delta.logprobs
         self.num_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
-            if not stopped:
-                self.pending_text += self.speller.flush()
+            self.pending_text += self.speller.flush()
 
     @property
     def has_news(self) -> bool:
@@ -232,4 +226,5 @@ def refusal(delivery: Delivery, spec: JobSpec | None, error: dict[str, Any], *, 
         "failed",
         [event.encode()],
         keep_s=keep_s(spec),
+        dead_reason=error["code"] if is_dead else None,
     )

@@ -133,9 +133,10 @@ class Worker:
     async def _serve(self, board: Board, redis_client: Redis, claims: Redis, on_ready: Callable[[], None]) -> int:
         claimer = self._claimer(board, claims)
         claiming = asyncio.create_task(claimer.run(), name="claimer")
-        others = [
+        others: list[asyncio.Task[Any]] = [
             asyncio.create_task(board.publish(), name="publisher"),
             asyncio.create_task(self._show(board, redis_client), name="roster"),
+            asyncio.create_task(self._keep_house(Queue(redis_client, self._crew.queue)), name="janitor"),
             asyncio.create_task(self._watch_faults(board), name="faults"),
         ]
         draining = asyncio.create_task(self._draining.wait(), name="drain")
@@ -189,6 +190,16 @@ class Worker:
             board.fault.clear()
             await board.fault.wait()
         raise RuntimeError(f"{board.num_faults} steps in a row failed")
+
+    async def _keep_house(self, queue: Queue) -> None:
+        """For ever, once per lease: what no claim comes across, and the logs of jobs that ended long ago."""
+        while True:
+            try:
+                await queue.janitor(fingerprint=self._crew.fingerprint)
+                await queue.fold_ended()
+            except (redis.exceptions.RedisError, OSError) as error:
+                self._log.warning("janitor_failed", error=type(error).__name__)
+            await asyncio.sleep(self._settings.lease.duration_s)
 
     async def _show(self, board: Board, redis_client: Redis) -> None:
         """For ever: write the worker's view, when there is a new one and at least every third of a lease."""

@@ -75,7 +75,7 @@ def up(
 
 
 async def _up(given: dict[str, Any], *, offline: bool, num_workers: int, **where: Any) -> int:
-    from jitney_worker.model.registry import resolve
+    from jitney_worker.model.resolve import resolve
 
     settings = flags.settings_from_flags(**given, offline=offline)  # every contradiction is refused here, once
     resolve(settings.model, offline=settings.offline)  # fetched before anything starts, with its progress shown

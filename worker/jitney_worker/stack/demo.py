@@ -17,7 +17,7 @@ from jitney.async_client import AsyncJob
 from jitney.connection import Redis, connect
 from jitney.errors import JobEnded
 from jitney.workers import list_workers
-from jitney_worker.model.registry import resolve
+from jitney_worker.model.resolve import resolve
 from jitney_worker.settings import load_settings
 from jitney_worker.stack.live import BatchPage, Rider
 from jitney_worker.stack.local import LocalStack, StackSettings

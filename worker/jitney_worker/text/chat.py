@@ -36,8 +36,8 @@ def masked(messages: Sequence[Message], control: ControlTokens, masks: Masks) ->
     shown = []
     for message in messages:
         tokens = control.special if message["role"] == "assistant" else control.every
-        fields = {name: _hide(name, value, tokens, masks) for name, value in message.items() if name != "role"}
-        shown.append({"role": message["role"], **fields})
+        fields = {name: value for name, value in message.items() if name != "role"}
+        shown.append({**_hide("", fields, tokens, masks), "role": message["role"]})
     return shown
 
 
@@ -112,7 +112,7 @@ def _hide(name: str, value: Any, tokens: TokenSet, masks: Masks) -> Any:
         # Templates compare the type of a tool call with this very word.
         return value if (name, value) == ("type", "function") else masks.hide(value, tokens)
     if isinstance(value, Mapping):
-        return {masks.hide_token(key, tokens): _hide(key, item, tokens, masks) for key, item in value.items()}
+        return {masks.hide_whole(key, tokens): _hide(key, item, tokens, masks) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_hide(name, item, tokens, masks) for item in value]
     return value

@@ -118,6 +118,10 @@ class Masks:
         pieces[-1:] = [pieces[-1][:cut], self._stand_in(pieces[-1][cut:])]
         return "".join(pieces)
 
+    def hide_whole(self, text: str, tokens: TokenSet) -> str:
+        """As `hide`, whole tokens only: for names of fields, which templates look up and JSON quotes."""
+        return tokens.pattern.sub(lambda match: self._stand_in(match[0]), text)
+
     def reveal(self, text: str) -> str:
         """`text` with what was hidden."""
         if not self._hidden:

@@ -1,0 +1,62 @@
+"""The application: routes, handlers and the one client behind them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from jitney.errors import JitneyError
+from jitney_api import routes_health, routes_jobs, routes_openai
+from jitney_api.documents import openapi_of
+from jitney_api.edge import RequestEdge
+from jitney_api.failures import on_bug, on_client_gone, on_http_error, on_jitney_error, on_wrong_query
+from jitney_api.service import Service
+from jitney_api.settings import ApiSettings
+
+DESCRIPTION = (
+    "Durable LLM generation by continuous batching. Every answer is a job: it can be left, watched from any "
+    "cursor, resumed after a lost connection, and cancelled. Errors have OpenAI's shape everywhere."
+)
+
+
+def create_app(settings: ApiSettings | None = None) -> FastAPI:
+    """The ASGI application. Connections are opened when it starts and closed when it stops."""
+    settings = settings or ApiSettings.load()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.service = Service(settings)
+        try:
+            yield
+        finally:
+            await app.state.service.aclose()
+
+    app = _Application(
+        title="jitney",
+        version=version("jitney"),
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
+    app.include_router(routes_openai.router)
+    app.include_router(routes_jobs.router)
+    app.include_router(routes_health.router)
+    app.add_middleware(RequestEdge, settings=settings)
+    app.add_exception_handler(JitneyError, on_jitney_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(RequestValidationError, on_wrong_query)
+    app.add_exception_handler(ClientDisconnect, on_client_gone)
+    app.add_exception_handler(Exception, on_bug)
+    return app
+
+
+class _Application(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        return openapi_of(self)

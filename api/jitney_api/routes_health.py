@@ -1,0 +1,65 @@
+"""Is the process alive, can it serve, and who works for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from jitney.cards import list_cards
+from jitney.errors import QueueUnavailable
+from jitney.workers import WorkerView, list_workers
+from jitney_api.failures import wire_of
+from jitney_api.service import Service, answering, service_of
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/livez")
+async def livez() -> dict[str, str]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz", responses={503: {"description": "not ready, and why"}})
+async def readyz(request: Request) -> Response:
+    """Redis answers and at least one queue is known. Workers are not needed: a job waits for them."""
+    try:
+        cards = await service_of(request).cards()
+    except QueueUnavailable as error:
+        return JSONResponse({"status": "unavailable", "reason": wire_of(error)["message"]}, 503)
+    if not cards:
+        return JSONResponse({"status": "unavailable", "reason": "no queue is known yet: start a worker"}, 503)
+    return JSONResponse({"status": "ok"})
+
+
+@router.get("/health", responses={503: {"description": "Redis does not answer"}})
+async def health(request: Request) -> Response:
+    """Every queue with what waits in it and the workers that are alive."""
+    service = service_of(request)
+    try:
+        async with answering():
+            cards = await list_cards(service.client.redis)
+            queues = {name: await _queue(service, name, card.model) for name, card in cards.items()}
+    except QueueUnavailable as error:
+        return JSONResponse({"status": "unavailable", "reason": wire_of(error)["message"], "queues": {}}, 503)
+    return JSONResponse({"status": "ok", "queues": queues})
+
+
+async def _queue(service: Service, name: str, model: str) -> dict[str, Any]:
+    num_jobs, num_tokens = await service.client.queue(name).counts()
+    workers = await list_workers(service.client.redis, name)
+    return {
+        "model": model,
+        "num_waiting_jobs": num_jobs,
+        "num_waiting_tokens": num_tokens,
+        "workers": [_worker(view) for view in workers],
+    }
+
+
+def _worker(view: WorkerView) -> dict[str, Any]:
+    return view.model_dump(
+        include={"id", "state", "fingerprint", "num_running", "num_waiting", "max_num_seqs", "written_at"}
+    )

