@@ -78,9 +78,7 @@ def completion_answer(heading: Heading, result: Result) -> dict[str, Any]:
 
 def chat_logprobs(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """`logprobs` of a chat choice: one entry for each token."""
-    content = [
-        {**_one(entry), "top_logprobs": [_one(other) for other in entry.get("top_logprobs", ())]} for entry in entries
-    ]
+    content = [{**_one(entry), "top_logprobs": [_one(other) for other in entry.get("top", ())]} for entry in entries]
     return {"content": content, "refusal": None}
 
 
@@ -97,8 +95,6 @@ def completion_logprobs(entries: Sequence[Mapping[str, Any]], offset: int) -> di
     return {
         "tokens": [entry["token"] for entry in entries],
         "token_logprobs": [entry["logprob"] for entry in entries],
-        "top_logprobs": [
-            {other["token"]: other["logprob"] for other in entry.get("top_logprobs", ())} for entry in entries
-        ],
+        "top_logprobs": [{other["token"]: other["logprob"] for other in entry.get("top", ())} for entry in entries],
         "text_offset": offsets,
     }

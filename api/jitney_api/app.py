@@ -44,6 +44,9 @@ def create_app(settings: ApiSettings | None = None) -> FastAPI:
         description=DESCRIPTION,
         lifespan=lifespan,
         redirect_slashes=False,
+        # Both pages would load their scripts from somebody else's host.
+        docs_url=None,
+        redoc_url=None,
     )
     app.include_router(routes_openai.router)
     app.include_router(routes_jobs.router)

@@ -66,6 +66,12 @@ def openapi_of(app: FastAPI) -> dict[str, Any]:
             [(schema, "validation") for schema in (ChatRequest, CompletionRequest, JobRequest, ErrorBody)],
             ref_template=_REF,
         )
-        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
+        known = document.setdefault("components", {}).setdefault("schemas", {})
+        known |= schemas["$defs"]
+        # FastAPI's own kind of refusal, which is never given here: a wrong parameter is a 400 in OpenAI's shape.
+        for operation in (operation for path in document["paths"].values() for operation in path.values()):
+            operation.get("responses", {}).pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            known.pop(name, None)
         app.openapi_schema = document
     return app.openapi_schema

@@ -37,15 +37,19 @@ class RequestEdge:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        num_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
-        if num_bytes > self.settings.max_header_bytes:
-            refused = BadBody(
-                f"headers are {num_bytes} bytes; at most {self.settings.max_header_bytes} are allowed",
-                code="headers_too_large",
-            )
-            await error_response(refused)(scope, receive, send_with_id)
+        refusal = _refuse_headers(scope["headers"], self.settings)
+        if refusal is not None:
+            await error_response(refusal)(scope, receive, send_with_id)
             return
         await self.app(scope, receive, send_with_id)
+
+
+def _refuse_headers(headers: list[tuple[bytes, bytes]], settings: ApiSettings) -> BadBody | None:
+    num_bytes = sum(len(name) + len(value) for name, value in headers)
+    if len(headers) <= settings.max_headers and num_bytes <= settings.max_header_bytes:
+        return None
+    limits = f"at most {settings.max_headers} of {settings.max_header_bytes} bytes together are allowed"
+    return BadBody(f"{len(headers)} headers of {num_bytes} bytes; {limits}", code="headers_too_large")
 
 
 def _request_id(scope: Scope) -> str:
@@ -57,18 +61,11 @@ def _request_id(scope: Scope) -> str:
     return f"req_{secrets.token_hex(12)}"
 
 
-def idempotency_key(request: Request, in_body: str | None) -> str | None:
-    """The key of the header `Idempotency-Key`, or of the body. Raises InvalidJob when the two differ."""
-    in_header = request.headers.get("idempotency-key")
-    if in_header is not None and in_body is not None and in_header != in_body:
-        raise InvalidJob("the header Idempotency-Key and the body's idempotency_key differ", param="idempotency_key")
-    return in_body if in_header is None else in_header
-
-
 async def read_object(request: Request, settings: ApiSettings) -> dict[str, Any]:
     """The body as a JSON object, members that are `null` left out (null = absent).
 
-    Raises BadBody: 413 before anything is parsed, 408, 415, or 400. A content type other than JSON is
+    The header `Idempotency-Key` becomes the member `idempotency_key`. Raises InvalidJob when both are given
+    and differ. Raises BadBody: 413 before anything is parsed, 408, 415, or 400. A content type other than JSON is
     refused, because any web page may send the others to a server on the loopback without asking.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -79,7 +76,7 @@ async def read_object(request: Request, settings: ApiSettings) -> dict[str, Any]
             body = await _read_at_most(request, settings.max_body_bytes)
     except TimeoutError:
         raise BadBody(f"the body took longer than {settings.body_timeout_s:g} s", code="body_too_slow") from None
-    return _parse_object(body)
+    return _with_idempotency_key(_parse_object(body), request.headers.get("idempotency-key"))
 
 
 async def _read_at_most(request: Request, max_bytes: int) -> bytes:
@@ -107,3 +104,11 @@ def _parse_object(body: bytes) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise BadBody("the body must be a JSON object", code="invalid_json")
     return {name: value for name, value in parsed.items() if value is not None}
+
+
+def _with_idempotency_key(body: dict[str, Any], header: str | None) -> dict[str, Any]:
+    if header is None:
+        return body
+    if body.setdefault("idempotency_key", header) != header:
+        raise InvalidJob("the header Idempotency-Key and the body's idempotency_key differ", param="idempotency_key")
+    return body

@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from jitney.errors import InvalidJob, JitneyError, JobEnded, Overloaded, QueueUnavailable
 from jitney.keys import JobId
@@ -20,6 +21,7 @@ from jitney.result import Collector
 MAX_MESSAGE_CHARS: Final = 1_000
 MAX_ECHO_CHARS: Final = 64
 UNAVAILABLE_RETRY_S: Final = 1.0
+JOB_ID_HEADER: Final = "x-jitney-job-id"
 
 CLIENT_CLOSED: Final = 499
 """The job was cancelled. No standard status says so; this one is nginx's, and no SDK repeats it."""
@@ -46,6 +48,16 @@ _STATUS_BY_TYPE: Final[dict[str, int]] = {
 
 class BadBody(InvalidJob):
     """The request's body or headers cannot be taken: too large, too slow, or not a JSON object."""
+
+
+class ApiStopping(JitneyError):
+    """This process ends; the job does not. It can be followed through another one, or later."""
+
+    type = "service_unavailable_error"
+    code = "api_stopping"
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"this API process is stopping; job {job_id} goes on and can be followed from its last event")
 
 
 def status_of(error: dict[str, Any]) -> int:
@@ -90,19 +102,19 @@ def wire_of(error: JitneyError) -> dict[str, Any]:
 def error_response(error: JitneyError) -> Response:
     """The answer to a request that `error` ended."""
     wire = wire_of(error)
-    return Response(
-        error_body(wire), status_of(wire), _retry_headers(error, status_of(wire)), media_type="application/json"
-    )
+    return Response(error_body(wire), status_of(wire), _headers(error, status_of(wire)), media_type="application/json")
 
 
-def _retry_headers(error: JitneyError, status: int) -> dict[str, str]:
+def _headers(error: JitneyError, status: int) -> dict[str, str]:
     """When to come back. Without `x-should-retry: false` the SDK sends 408, 409 and every 5xx again."""
     if isinstance(error, JobEnded):
-        return {"x-should-retry": "false"}
+        return {"x-should-retry": "false", JOB_ID_HEADER: error.job_id}
     if isinstance(error, Overloaded):
         return _retry_after(error.retry_after_s)
     if status == 503:
         return _retry_after(UNAVAILABLE_RETRY_S)
+    if status == 408:
+        return {"x-should-retry": "false", "connection": "close"}
     return {"x-should-retry": "false"} if status == 409 else {}
 
 
@@ -122,14 +134,26 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     """Handler for the framework's: unknown path, wrong method."""
     assert isinstance(error, HTTPException)
     where = f"{request.method[:16]} {request.url.path[:MAX_ECHO_CHARS]}"
+    headers = dict(error.headers or {})
     if error.status_code == 404:
         wire = {"message": f"no such URL: {where}", "code": "unknown_url"}
     elif error.status_code == 405:
         wire = {"message": f"method not allowed: {where}", "code": "method_not_allowed"}
+        headers["Allow"] = ", ".join(_allowed_methods(request))
     else:
         wire = {"message": str(error.detail), "code": "http_error"}
     wire["type"] = "invalid_request_error" if error.status_code < 500 else "server_error"
-    return Response(error_body(wire), error.status_code, error.headers, media_type="application/json")
+    return Response(error_body(wire), error.status_code, headers, media_type="application/json")
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """All methods of the path: the framework names those of the first route that has it."""
+    routes = request.app.router.routes
+    return [
+        method
+        for method in ("GET", "POST", "DELETE")
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
+    ]
 
 
 async def on_wrong_query(_request: Request, error: Exception) -> Response:

@@ -15,13 +15,13 @@ from jitney.records import JobStatus
 from jitney.result import Collector, Result
 from jitney_api.answers import usage_shape
 from jitney_api.documents import documented, errors
-from jitney_api.edge import idempotency_key, read_object
-from jitney_api.failures import wire_of
+from jitney_api.edge import read_object
+from jitney_api.failures import JOB_ID_HEADER, wire_of
 from jitney_api.fields import refuse_unsupported
 from jitney_api.frames import StreamFormat, frames_for
 from jitney_api.schemas import JobRequest, parse
 from jitney_api.service import Service, answering, service_of
-from jitney_api.sse import JOB_ID_HEADER, EventStream
+from jitney_api.sse import EventStream
 from jitney_api.translate import detached_job
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -37,8 +37,9 @@ async def create_job(request: Request) -> Response:
     body = await read_object(request, service.settings)
     refuse_unsupported(body)
     asked = parse(JobRequest, body)
-    key = idempotency_key(request, asked.idempotency_key)
-    job = await service.client.enqueue_spec(detached_job(asked), queue=asked.model, idempotency_key=key)
+    job = await service.client.enqueue_spec(
+        detached_job(asked), queue=asked.model, idempotency_key=asked.idempotency_key
+    )
     return JSONResponse(_links(job.id), 202, {JOB_ID_HEADER: job.id, "location": f"/v1/jobs/{job.id}"})
 
 
@@ -78,7 +79,9 @@ async def job_events(
         return Response(status_code=204, headers={JOB_ID_HEADER: status.id})
     heading = await service.heading(status.id)
     frames = frames_for(stream_format, heading, include_usage=include_usage)
-    return EventStream(service.client.reader, status.id, frames, service.settings, cursor=cursor)
+    # What is in the log already goes out in the first write; otherwise the headers need not wait.
+    hold_s = service.settings.headers_hold_s if status.seq > cursor else 0.0
+    return EventStream(service.client.reader, status.id, frames, service.settings, cursor=cursor, hold_s=hold_s)
 
 
 def _links(job_id: JobId) -> dict[str, Any]:

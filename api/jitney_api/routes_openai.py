@@ -10,11 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jitney.cards import QueueCard
+from jitney.errors import UnknownQueue
 from jitney.messages import JobSpec
 from jitney.result import Result
 from jitney_api.answers import Heading, chat_answer, completion_answer
 from jitney_api.documents import documented
-from jitney_api.edge import idempotency_key, read_object
+from jitney_api.edge import read_object
+from jitney_api.failures import refuse_if_failed
 from jitney_api.fields import refuse_unsupported
 from jitney_api.frames import StreamFormat, frames_for
 from jitney_api.schemas import ChatRequest, CompletionRequest, check_stream_options, parse
@@ -51,7 +53,10 @@ async def list_models(request: Request) -> dict[str, Any]:
 @router.get("/v1/models/{model:path}")
 async def get_model(request: Request, model: str) -> dict[str, Any]:
     """One queue, by its own name or an alias."""
-    _, card = await service_of(request).client.card(model)
+    service = service_of(request)
+    if not model:
+        raise UnknownQueue(model, list(await service.cards()))
+    _, card = await service.client.card(model)
     return _model(model, card)
 
 
@@ -81,8 +86,7 @@ async def _answer(
 ) -> Response:
     """Enqueue, and answer as asked. Nothing is written before everything that can be checked here was checked."""
     service = service_of(request)
-    key = idempotency_key(request, asked.idempotency_key)
-    job = await service.client.enqueue_spec(spec, queue=asked.model, idempotency_key=key)
+    job = await service.client.enqueue_spec(spec, queue=asked.model, idempotency_key=asked.idempotency_key)
     heading = await service.heading(job.id)
 
     async def on_gone() -> None:
@@ -98,5 +102,6 @@ async def _answer(
         frames_for(stream_format, heading, include_usage=include_usage),
         service.settings,
         hold_s=service.settings.headers_hold_s,
+        on_first=refuse_if_failed,
         on_gone=on_gone,
     )

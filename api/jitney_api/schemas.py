@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 
 from jitney.errors import InvalidJob
 from jitney.keys import Band
@@ -45,6 +54,9 @@ Prompt = Annotated[
 ]
 
 
+# Empty would mean "whatever this process' environment names".
+Model = Annotated[str, Field(min_length=1)]
+
 Stop = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})]
 
 
@@ -62,8 +74,8 @@ class TextPart(Open):
 
 
 def _plain_content(value: Any) -> Any:
-    """Content parts as one text, a line each, as vLLM and llama.cpp join them."""
-    if isinstance(value, str):
+    """Content parts as one text, one right after the other."""
+    if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
         raise ValueError("must be a string or a list of text parts")
@@ -71,7 +83,7 @@ def _plain_content(value: Any) -> Any:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text" or not isinstance(part.get("text"), str):
             raise ValueError(f"part {number} is not {{type: 'text', text: '...'}}; other kinds are not supported yet")
-    return "\n".join(part["text"] for part in value)
+    return "".join(part["text"] for part in value)
 
 
 def _refuse_tools(value: Any) -> None:
@@ -80,19 +92,30 @@ def _refuse_tools(value: Any) -> None:
 
 
 class Message(Open):
-    """One message of a chat. `developer` is today's name of `system`, and becomes it."""
+    """One message of a chat. `developer` is today's name of `system`, and becomes it.
+
+    `content` may be null in what an assistant said, where it stands for nothing said.
+    """
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_plain_content, json_schema_input_type=str | list[TextPart])]
+    content: Annotated[
+        str | None, BeforeValidator(_plain_content, json_schema_input_type=str | list[TextPart] | None)
+    ] = None
     name: str | None = None
     tool_calls: Annotated[None, BeforeValidator(_refuse_tools)] = None
     function_call: Annotated[None, BeforeValidator(_refuse_tools)] = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        if self.content is None and self.role != "assistant":
+            raise ValueError("content is required: a string or a list of text parts")
+        return self
 
     def plain(self) -> dict[str, str]:
         """What the job stores: role, content, and the name if there is one."""
         role = "system" if self.role == "developer" else self.role
         named = {"name": self.name} if self.name is not None else {}
-        return {"role": role, "content": self.content, **named}
+        return {"role": role, "content": self.content or "", **named}
 
 
 class StreamOptions(Open):
@@ -134,7 +157,7 @@ class Queued(Open):
 class CompletionRequest(Sampled, Queued):
     """`POST /v1/completions`."""
 
-    model: str
+    model: Model
     prompt: Prompt
     stream: Bool = False
     stream_options: StreamOptions | None = None
@@ -144,7 +167,7 @@ class CompletionRequest(Sampled, Queued):
 class ChatRequest(Sampled, Queued):
     """`POST /v1/chat/completions`. `max_completion_tokens` wins over its old name `max_tokens`."""
 
-    model: str
+    model: Model
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     stream: Bool = False
     stream_options: StreamOptions | None = None
@@ -158,7 +181,7 @@ class JobRequest(Sampled, Queued):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    model: str
+    model: Model
     prompt: Prompt = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     logprobs: Int | None = None

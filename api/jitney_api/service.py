@@ -36,7 +36,7 @@ class Service:
     def __init__(self, settings: ApiSettings) -> None:
         self.settings = settings
         url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
-        self.client = AsyncClient(url, name="jitney-api")
+        self.client = AsyncClient(url, limits=settings.limits, name="jitney-api")
         self._graces: set[asyncio.Task[None]] = set()
 
     async def aclose(self) -> None:

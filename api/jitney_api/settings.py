@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from jitney.errors import SettingsError
 from jitney.messages import MAX_BODY_BYTES
+from jitney.queue import Limits
 from jitney.sampling import explain
+
+_LIMITS: Final = Limits()
 
 
 class ApiSettings(BaseSettings):
@@ -24,7 +27,8 @@ class ApiSettings(BaseSettings):
     keep it open. write_timeout_s: a reader that takes nothing for so long is cut off (it can resume).
     body_timeout_s: a body must have arrived within it. disconnect_grace_s: how long a job whose reader went
     away waits for somebody to come back before it is cancelled. drain_timeout_s: how
-    long open streams may go on after SIGTERM.
+    long open streams may go on after SIGTERM. max_waiting_jobs, max_waiting_tokens, max_later_jobs: bounds of
+    each queue, beyond which a request is told to come back later (429); 0 = no bound.
     """
 
     model_config = SettingsConfigDict(
@@ -42,6 +46,19 @@ class ApiSettings(BaseSettings):
     drain_timeout_s: float = Field(20.0, ge=0.0, le=3_600.0)
     max_body_bytes: int = Field(MAX_BODY_BYTES, ge=1_024, le=MAX_BODY_BYTES)
     max_header_bytes: int = Field(65_536, ge=1_024)
+    max_headers: int = Field(200, ge=16)
+    max_waiting_jobs: int = Field(_LIMITS.max_waiting_jobs, ge=0)
+    max_waiting_tokens: int = Field(_LIMITS.max_waiting_tokens, ge=0)
+    max_later_jobs: int = Field(_LIMITS.max_later_jobs, ge=0)
+
+    @property
+    def limits(self) -> Limits:
+        """What may wait in a queue, for `enqueue`."""
+        return Limits(
+            max_waiting_jobs=self.max_waiting_jobs,
+            max_waiting_tokens=self.max_waiting_tokens,
+            max_later_jobs=self.max_later_jobs,
+        )
 
     @classmethod
     def load(cls, **given: Any) -> ApiSettings:

@@ -14,16 +14,18 @@ from jitney.channel import ChannelReader
 from jitney.errors import JitneyError, StreamLost
 from jitney.follower import Follower, Message
 from jitney.logs import logger
+from jitney.messages import Event
 from jitney.result import Collector, Result
 from jitney_api.answers import Heading
-from jitney_api.failures import refuse_if_failed
+from jitney_api.failures import JOB_ID_HEADER, ApiStopping
 from jitney_api.frames import KEEP_ALIVE, Frames, error_frame
 from jitney_api.settings import ApiSettings
 
 T = TypeVar("T")
+OnFirst = Callable[[Event, str], None]
 OnGone = Callable[[], Awaitable[None]]
 
-JOB_ID_HEADER: Final = "x-jitney-job-id"
+CANCEL_AGAIN_S: Final = 0.1
 
 _log = logger()
 
@@ -45,9 +47,23 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
             raise ClientGone
         return working.result()
     finally:
-        working.cancel()
-        watching.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
+        await _end(working, watching)
+
+
+async def _end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel, as often as it takes.
+
+    Once is not enough: before Python 3.12 `asyncio.wait_for`, through which redis-py writes, loses a
+    cancellation that comes together with its own result, and the task would wait on for ever.
+    """
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # seen, so that nobody is told of an exception that was never retrieved
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -55,11 +71,15 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
+async def _close(send: Send, last_words: bytes) -> None:
+    await send({"type": "http.response.body", "body": last_words, "more_body": False})
+
+
 class EventStream(Response):
     """Frames of a job's events after `cursor`, each write holding all that had arrived.
 
-    hold_s: how long to wait for the first event before answering 200. on_gone: what to do when the reader
-    leaves before the job has ended.
+    hold_s: how long to wait for the first event before answering 200. on_first: sees an event that came in
+    time, and may refuse by raising. on_gone: what to do when the reader leaves before the job has ended.
     """
 
     def __init__(
@@ -71,6 +91,7 @@ class EventStream(Response):
         *,
         cursor: int = 0,
         hold_s: float = 0.0,
+        on_first: OnFirst | None = None,
         on_gone: OnGone | None = None,
     ) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no", JOB_ID_HEADER: job_id}
@@ -83,6 +104,7 @@ class EventStream(Response):
         self._settings = settings
         self._cursor = cursor
         self._hold_s = hold_s
+        self._on_first = on_first
         self._on_gone = on_gone
         self._has_started = False
         self._is_over = False
@@ -93,6 +115,11 @@ class EventStream(Response):
         except ClientGone:
             if self._on_gone is not None and not self._is_over:
                 await self._on_gone()
+        except asyncio.CancelledError:
+            # Only a server that stops cancels a request. It waits for no more than these last words.
+            if not self._has_started:
+                raise ApiStopping(self._job_id) from None
+            await _close(send, error_frame(ApiStopping(self._job_id)))
 
     async def _tell(self, send: Send) -> None:
         """Headers, frames, and the end. Before the headers errors are raised, after them they are a frame."""
@@ -113,12 +140,12 @@ class EventStream(Response):
                 raise
             _log.error("stream_failed", job=self._job_id, exc_info=error)
             last = error_frame(JitneyError("internal error"))
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+        await _close(send, last)
 
     async def _start(self, stream: Follower, send: Send) -> None:
         messages = await stream.read(self._hold_s) if self._hold_s > 0 else []
-        if messages:
-            refuse_if_failed(messages[0].event, self._job_id)
+        if messages and self._on_first is not None:
+            self._on_first(messages[0].event, self._job_id)
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         self._has_started = True
         # With nothing to say yet the comment carries the headers through proxies that wait for a body.
@@ -170,6 +197,8 @@ class WholeAnswer(Response):
         except ClientGone:
             await self._on_gone()
             return
+        except asyncio.CancelledError:
+            raise ApiStopping(self._heading.job_id) from None
         self.body = orjson.dumps(self._shape(self._heading, result))
         self.headers["content-length"] = str(len(self.body))
         await super().__call__(scope, receive, send)

@@ -21,9 +21,10 @@ from redis.exceptions import RedisError
 from jitney.connection import connect, connect_once
 from jitney.errors import JitneyError, QueueUnavailable, StreamLost
 from jitney.follower import Follower, Message, parse
-from jitney.joblog import LogReader, backoff_s
+from jitney.joblog import LogPage, LogReader, backoff_s
 from jitney.keys import Keys, queue_of
 from jitney.logs import logger
+from jitney.tasks import end_tasks
 
 __all__ = ["ChannelReader", "Follower", "Message"]
 
@@ -85,7 +86,7 @@ class ChannelReader:
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self._log_redis = connect(url, name="jitney-log", max_connections=NUM_LOG_CONNECTIONS)
-        self._logs = LogReader(self._log_redis, max_outage_s=max_outage_s)
+        self._logs = LogReader(self._log_redis)
         self._channel_redis = connect_once(url, name="jitney-channel")
         self._quiet_s = quiet_s
         self._open_timeout_s = open_timeout_s
@@ -99,6 +100,7 @@ class ChannelReader:
         self._has_sent = asyncio.Event()
         self._trouble: BaseException | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._reads: set[asyncio.Task[LogPage | None]] = set()
 
     # --- what callers use ----------------------------------------------------------------------
 
@@ -109,7 +111,14 @@ class ChannelReader:
         Raises InvalidJob for what is no job id, QueueUnavailable when the channel cannot be opened. Iterating
         raises JobNotFound for an unknown job, StreamLost when the log vanishes meanwhile.
         """
-        follower = Follower(job_id, cursor, self._logs.read, max_messages=self._max_messages, max_bytes=self._max_bytes)
+        follower = Follower(
+            job_id,
+            cursor,
+            self._start_read,
+            max_messages=self._max_messages,
+            max_bytes=self._max_bytes,
+            max_outage_s=self._max_outage_s,
+        )
         channel = self._join(follower)
         try:
             await self._opened(channel)
@@ -120,10 +129,9 @@ class ChannelReader:
     async def aclose(self) -> None:
         """End every follower and close the connections."""
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(tasks)
         self._fail_all(QueueUnavailable("the channel reader was closed"))
+        await asyncio.gather(*self._reads, return_exceptions=True)
         await self._channel_redis.aclose()
         await self._log_redis.aclose()
 
@@ -184,8 +192,8 @@ class ChannelReader:
         while True:
             try:
                 await self._live_once()
-            except* (RedisError, OSError) as group:
-                self._trouble = group.exceptions[0]
+            except (RedisError, OSError) as error:
+                self._trouble = error
             if self._live:  # the connection that just ended had worked
                 attempt, down_since = 0, clock()
                 _log.warning("channel_connection_lost", error=str(self._trouble))
@@ -199,9 +207,14 @@ class ChannelReader:
     async def _live_once(self) -> None:
         """One connection, until it breaks. The next one subscribes anew, and each confirmation means: read the log."""
         self._has_sent.clear()
-        async with contextlib.aclosing(self._channel_redis.pubsub()) as pubsub, asyncio.TaskGroup() as life:
-            life.create_task(self._send(pubsub))
-            life.create_task(self._listen(pubsub))
+        async with contextlib.aclosing(self._channel_redis.pubsub()) as pubsub:
+            both = {asyncio.create_task(self._send(pubsub)), asyncio.create_task(self._listen(pubsub))}
+            try:
+                done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await end_tasks(both)
+            for task in done:
+                task.result()
 
     async def _send(self, pubsub: aredis.client.PubSub) -> None:
         """Subscribe and unsubscribe, so that what is sent equals what is wanted."""
@@ -250,6 +263,20 @@ class ChannelReader:
         elif kind == "message" and subscription is not None:
             subscription.heard_at = asyncio.get_running_loop().time()
             subscription.deliver(message["data"])
+
+    # --- the log -------------------------------------------------------------------------------
+
+    def _start_read(self, job_id: str, cursor: int) -> asyncio.Task[LogPage | None]:
+        """A task of its own, so that it ends well even when its follower has left."""
+        reading = asyncio.create_task(self._logs.read(job_id, cursor))
+        self._reads.add(reading)
+        reading.add_done_callback(self._end_read)
+        return reading
+
+    def _end_read(self, reading: asyncio.Task[LogPage | None]) -> None:
+        self._reads.discard(reading)
+        if not reading.cancelled():
+            reading.exception()  # asked for here, or one that nobody waits for would be reported as forgotten
 
     # --- the quiet ones ------------------------------------------------------------------------
 

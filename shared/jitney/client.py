@@ -17,6 +17,7 @@ from jitney.keys import JobId
 from jitney.messages import Event, JobSpec
 from jitney.queue import JobStatus, Limits
 from jitney.result import Result
+from jitney.tasks import end_tasks
 
 T = TypeVar("T")
 
@@ -61,10 +62,7 @@ class _LoopThread:
 
 async def _cancel_others() -> None:
     """Callers of other threads that still wait get CancelledError instead of silence."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    await end_tasks(asyncio.all_tasks() - {asyncio.current_task()})
 
 
 def _close(thread: _LoopThread, client: AsyncClient) -> None:

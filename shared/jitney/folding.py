@@ -28,7 +28,7 @@ async def read_stream(redis: Redis, keys: Keys, id: JobId) -> list[bytes]:
     start = b"-"
     while True:
         entries: Any = await redis.xrange(keys.tokens(id), min=start, count=PAGE)
-        payloads += [fields[b"e"] for _, fields in entries]
+        payloads += _payloads(entries)
         if len(entries) < PAGE:
             return payloads
         start = b"(" + entries[-1][0]
@@ -46,7 +46,12 @@ async def read_log(redis: Redis, keys: Keys, id: JobId, after_seq: int, count: i
     pipeline.get(keys.result(id))
     entries, num_known, packed = await pipeline.execute()
     if entries:
-        return [fields[b"e"] for _, fields in entries]
+        return _payloads(entries)
     if packed is not None:
         return unpack_log(packed)[after_seq : after_seq + count]
     return [] if num_known else None
+
+
+def _payloads(entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> list[bytes]:
+    """Entries without our field are not ours."""
+    return [fields[b"e"] for _, fields in entries if b"e" in fields]

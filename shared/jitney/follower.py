@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from jitney.errors import JitneyError, JobNotFound, StreamLost
-from jitney.joblog import LOG_PAGE, LogPage
+from redis.exceptions import RedisError
+
+from jitney.errors import JitneyError, JobNotFound, QueueUnavailable, StreamLost
+from jitney.joblog import LOG_PAGE, PASSING_ERRORS, LogPage, backoff_s
 from jitney.messages import Event
 
 
@@ -20,8 +22,8 @@ class Message:
     payload: bytes
 
 
-ReadLog = Callable[[str, int], Awaitable[LogPage | None]]
-"""(job id, cursor) -> the next page of at most LOG_PAGE events; None when neither log nor job exists."""
+StartRead = Callable[[str, int], "asyncio.Task[LogPage | None]"]
+"""(job id, cursor) -> the reading of the log's next page; its result is None when neither log nor job exists."""
 
 
 def parse(payload: bytes) -> Message | None:
@@ -47,21 +49,26 @@ class Follower:
         self,
         job_id: str,
         cursor: int,
-        read_log: ReadLog,
+        start_read: StartRead,
         *,
         max_messages: int,
         max_bytes: int,
+        max_outage_s: float,
     ) -> None:
         self.job_id = job_id
         self.cursor = cursor
         self.ended = False
-        self._read_log = read_log
+        self._start_read = start_read
+        self._max_outage_s = max_outage_s
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._kept: deque[Message] = deque()
         self._kept_bytes = 0
         self._is_behind = True
         self._is_known = False
+        self._page: asyncio.Task[LogPage | None] | None = None
+        self._num_failures = 0
+        self._failing_since = 0.0
         self._error: JitneyError | None = None
         self._woken = asyncio.Event()
 
@@ -92,6 +99,8 @@ class Follower:
     def fail(self, error: JitneyError) -> None:
         """Raise `error` in the reader."""
         self._error = error
+        if self._page is not None:
+            self._page.cancel()
         self._woken.set()
 
     # --- what its owner calls ------------------------------------------------------------------
@@ -122,26 +131,22 @@ class Follower:
         while not self.ended:
             if self._error is not None:
                 raise self._error
-            messages = await self._catch_up() if self._is_behind else self._drain()
-            if messages:
-                return messages
-            if not (self._is_behind or self._kept or self.ended):
+            if self._page is not None or self._is_behind:
+                messages = await self._catch_up()
+            elif self._kept:
+                messages = self._drain()
+            else:
                 self._woken.clear()
                 await self._woken.wait()
+                continue
+            if messages:
+                return messages
         return []
 
     async def _catch_up(self) -> list[Message]:
-        # Lowered first: what is published during the read is kept, and repeats fall out by seq.
-        self._is_behind = False
-        page = None
-        try:
-            page = await self._read_log(self.job_id, self.cursor)
-        finally:
-            if page is None:
-                self._is_behind = True
+        page = await self._read_page()
         if page is None:
-            raise self._lost()
-        self._is_known = True
+            return []
         if len(page.payloads) >= LOG_PAGE:
             self.look()
         taken, has_gap = self._take([self._readable(payload) for payload in page.payloads])
@@ -150,6 +155,39 @@ class Follower:
         if page.over:
             self.ended = True
         return taken
+
+    async def _read_page(self) -> LogPage | None:
+        """The log's next page; None if it has to be asked for again. Raises when the job is gone."""
+        if self._page is None:
+            # Lowered first: what is published during the read is kept, and repeats fall out by seq.
+            self._is_behind = False
+            self._page = self._start_read(self.job_id, self.cursor)
+        # Waited for, not awaited: a cancelled reader must not break a Redis call off in the middle, which
+        # would cost the connection and, at a bad moment, the pool's place for it.
+        await asyncio.wait({self._page})
+        reading, self._page = self._page, None
+        try:
+            page = None if reading.cancelled() else reading.result()
+        except PASSING_ERRORS as error:
+            self._is_behind = True
+            await self._pause(error)
+            return None
+        except RedisError as error:
+            raise QueueUnavailable(f"the log of {self.job_id} cannot be read: {error}") from error
+        if page is None and not reading.cancelled():
+            raise self._lost()
+        self._is_behind |= page is None
+        self._is_known, self._num_failures = True, 0
+        return page
+
+    async def _pause(self, error: Exception) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._num_failures == 0:
+            self._failing_since = now
+        if now - self._failing_since > self._max_outage_s:
+            raise QueueUnavailable(f"the log of {self.job_id} cannot be read: {error}") from error
+        self._num_failures += 1
+        await asyncio.sleep(backoff_s(self._num_failures))
 
     def _drain(self) -> list[Message]:
         messages = list(self._kept)

@@ -1,14 +1,12 @@
-"""Reading job logs for followers: page by page, through outages; and which of many quiet jobs have news."""
+"""Reading job logs for followers: page by page, and which of many quiet jobs have news."""
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from jitney.connection import Redis
@@ -40,33 +38,15 @@ class LogPage:
 
 
 class LogReader:
-    """Logs of any queue of one server.
+    """Logs of any queue of one server. Methods raise what Redis raises."""
 
-    max_outage_s: how long a read goes on trying before it raises QueueUnavailable.
-    """
-
-    def __init__(self, redis: Redis, *, max_outage_s: float) -> None:
+    def __init__(self, redis: Redis) -> None:
         self._redis = redis
-        self._max_outage_s = max_outage_s
         self._queues: dict[str, Queue] = {}
         self._epochs: dict[str, bytes] = {}
 
     async def read(self, job_id: str, cursor: int) -> LogPage | None:
         """The next page, at most LOG_PAGE events; None when neither log nor job exists."""
-        clock = asyncio.get_running_loop().time
-        started, attempt = clock(), 0
-        while True:
-            try:
-                return await self._read_once(job_id, cursor)
-            except PASSING_ERRORS as error:
-                if clock() - started > self._max_outage_s:
-                    raise QueueUnavailable(f"the log of {job_id} cannot be read: {error}") from error
-            except RedisError as error:
-                raise QueueUnavailable(f"the log of {job_id} cannot be read: {error}") from error
-            await asyncio.sleep(backoff_s(attempt))
-            attempt += 1
-
-    async def _read_once(self, job_id: str, cursor: int) -> LogPage | None:
         queue = self._queue(queue_of(job_id))
         payloads = await queue.read_log(JobId(job_id), cursor, count=LOG_PAGE)
         if payloads is None:
@@ -81,7 +61,7 @@ class LogReader:
     async def news(self, seen: Mapping[str, int]) -> set[str]:
         """Those of the jobs whose log has moved beyond the seq seen, or that are over or gone.
 
-        One pipeline for up to 512 jobs. Raises redis errors.
+        One pipeline for up to 512 jobs.
         """
         moved: set[str] = set()
         jobs = list(seen.items())

@@ -76,6 +76,7 @@ class Keys:
         self.bell = f"{self.prefix}:bell"
         self.epoch = f"{self.prefix}:epoch"
         self.later = f"{self.prefix}:later"
+        self.deadlines = f"{self.prefix}:deadlines"
         self.dead = f"{self.prefix}:dead"
         self.usage = f"{self.prefix}:usage"
         self.ended = f"{self.prefix}:ended"

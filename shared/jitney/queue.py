@@ -7,17 +7,16 @@ the channel of the same name, one message per event. `:ctl:<worker>` carries
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal, TypeVar, cast
 
 import orjson
-from redis.exceptions import BusyLoadingError, ConnectionError, ReadOnlyError, RedisError, ResponseError, TimeoutError
 
 from jitney import folding, replies, scripts
+from jitney.calls import milliseconds
 from jitney.connection import Redis
-from jitney.errors import QueueUnavailable
-from jitney.keys import Fence, JobId, Keys
+from jitney.errors import InvalidJob
+from jitney.keys import BANDS, Fence, JobId, check_tenant, queue_of
 from jitney.records import (
     Append,
     Cancelled,
@@ -39,6 +38,7 @@ from jitney.records import (
     pack_ids,
     unpack_ids,
 )
+from jitney.upkeep import Upkeep
 
 __all__ = [
     "Append",
@@ -68,42 +68,26 @@ APPEND_SLICE: Final = 64
 """Longer calls would hold up the server: 64 jobs take about a third of a millisecond."""
 
 LOG_PAGE: Final = 256
-STREAM_TTL_S: Final = 600.0
-
-_REFUSED_WRITES = (
-    "OOM",
-    "READONLY",
-    "LOADING",
-    "MISCONF",
-    "NOREPLICAS",
-    "MASTERDOWN",
-    "CLUSTERDOWN",
-    "BUSY",
-    "TRYAGAIN",
-)
 
 _Item = TypeVar("_Item")
 
 
-class Queue:
+class Queue(Upkeep):
     """One queue over one client. Methods may be awaited concurrently.
 
     `enqueue` and `cancel` raise QueueUnavailable when Redis does not answer or refuses to write; the other
     methods let its own errors through, because a worker decides differently on each.
     """
 
-    def __init__(self, redis: Redis, name: str) -> None:
-        self.redis = redis
-        self.name = name
-        self.keys = Keys(name)
-
     # --- what a client does -------------------------------------------------------------------------------
 
     async def enqueue(self, entry: Entry, limits: Limits = Limits()) -> Enqueued:  # noqa: B008 (frozen)
         """Write a job, once. The same id or idempotency key with the same digest answers the job that exists.
 
-        Raises IdempotencyConflict, Overloaded (nothing was written), QueueUnavailable.
+        Raises IdempotencyConflict, Overloaded (nothing was written), QueueUnavailable; InvalidJob for an id,
+        tenant or band that must not become part of a key's name.
         """
+        self._check(entry)
         keys = [self.keys.counts, self.keys.job(entry.id), self.keys.tokens(entry.id)]
         if entry.idempotency_key is not None:
             keys.append(self.keys.idempotency(entry.tenant, entry.idempotency_key))
@@ -115,11 +99,11 @@ class Queue:
             entry.tenant,
             entry.num_prompt_tokens,
             entry.max_tokens or 0,
-            _ms(entry.not_before),
-            _ms(entry.deadline),
-            _ms(entry.timeout_s),
-            _ms(entry.queue_timeout_s),
-            _ms(entry.result_ttl_s),
+            milliseconds(entry.not_before),
+            milliseconds(entry.deadline),
+            milliseconds(entry.timeout_s),
+            milliseconds(entry.queue_timeout_s),
+            milliseconds(entry.result_ttl_s),
             limits.max_waiting_jobs,
             limits.max_waiting_tokens,
             limits.max_tenant_jobs,
@@ -133,7 +117,7 @@ class Queue:
         Raises QueueUnavailable.
         """
         keys = [self.keys.counts, self.keys.job(id), self.keys.tokens(id)]
-        reply = await self._run_or_unavailable("cancel", keys, [id, "" if keep_s is None else _ms(keep_s)])
+        reply = await self._run_or_unavailable("cancel", keys, [id, "" if keep_s is None else milliseconds(keep_s)])
         outcome = cast(Literal["cancelled", "done", "notfound"], replies.text(reply[0]))
         return Cancelled(outcome, replies.text(reply[1]) if len(reply) > 1 else "")
 
@@ -171,9 +155,9 @@ class Queue:
             nonce,
             credit,
             fingerprint,
-            _ms(lease_s),
+            milliseconds(lease_s),
             int(scan),
-            _ms(keep_s),
+            milliseconds(keep_s),
             max_strikes,
             max_tries,
         ]
@@ -188,7 +172,8 @@ class Queue:
         """Extend the leases of `held` to `lease_s` from now. Returns the jobs that another claim owns or that ended."""
         calls = [
             self._call(
-                [self.keys.counts], [_ms(lease_s), *(word for job in part for word in (job.id, job.fence, job.band))]
+                [self.keys.counts],
+                [milliseconds(lease_s), *(word for job in part for word in (job.id, job.fence, job.band))],
             )
             for part in _slices(held, RENEW_SLICE)
         ]
@@ -218,7 +203,7 @@ class Queue:
             ending.num_tokens,
             "" if ending.num_prompt_tokens is None else ending.num_prompt_tokens,
             ending.reason,
-            "" if ending.keep_s is None else _ms(ending.keep_s),
+            "" if ending.keep_s is None else milliseconds(ending.keep_s),
             ending.dead_reason or "",
             *ending.events,
         ]
@@ -230,7 +215,7 @@ class Queue:
 
     async def release(self, id: JobId, fence: Fence, *, delay_s: float = 0.0) -> ReleaseOutcome:
         """Hand a job back, to be claimed at once or after `delay_s`. Burns no attempt."""
-        reply = await self._run("release", [self.keys.counts, self.keys.job(id)], [id, fence, _ms(delay_s)])
+        reply = await self._run("release", [self.keys.counts, self.keys.job(id)], [id, fence, milliseconds(delay_s)])
         return cast(ReleaseOutcome, replies.text(reply[0]))
 
     async def retry(
@@ -247,7 +232,15 @@ class Queue:
         """Hand a job back after a failure. The attempt counts; the last one ends the job with `error` and buries it."""
         keys = [self.keys.counts, self.keys.job(id), self.keys.tokens(id)]
         last_error = b"" if error is None else orjson.dumps(error)
-        arguments: list[scripts.Argument] = [id, fence, _ms(delay_s), _ms(keep_s), max_strikes, max_tries, last_error]
+        arguments: list[scripts.Argument] = [
+            id,
+            fence,
+            milliseconds(delay_s),
+            milliseconds(keep_s),
+            max_strikes,
+            max_tries,
+            last_error,
+        ]
         return cast(RetryOutcome, replies.text((await self._run("retry", keys, arguments))[0]))
 
     async def wait_bell(self, blocking: Redis, fingerprint: str, timeout_s: float) -> bool:
@@ -255,76 +248,12 @@ class Queue:
         bells = [self.keys.bell_for(fingerprint), self.keys.bell]
         return await blocking.blpop(bells, timeout=timeout_s) is not None
 
-    # --- what keeps the queue in order --------------------------------------------------------------------
-
-    async def janitor(
-        self,
-        *,
-        fingerprint: str = "",
-        resume_wait_s: float = 60.0,
-        resume_mismatch: Literal["fail", "continue"] = "fail",
-        keep_s: int = 3_600,
-        slice_size: int = 64,
-    ) -> Swept:
-        """What no claim comes across: delayed jobs, deadlines in a jam, orphans of a build, counts.
-
-        Every worker calls it once per lease with its own `fingerprint`, which also says that this build lives.
-        """
-        arguments: list[scripts.Argument] = [slice_size, _ms(resume_wait_s), resume_mismatch, _ms(keep_s), fingerprint]
-        return Swept(*map(int, await self._run("janitor", [self.keys.counts], arguments)))
-
-    async def repair(self, id: JobId) -> str:
-        """Put a job into the place its state names; 'ok' when it is there, otherwise what was done."""
-        return replies.text(await self._run("repair", [self.keys.counts, self.keys.job(id)], [id]))
-
-    async def fold(self, id: JobId) -> str:
-        """Replace the log of an ended job by one compressed string: 'ok', 'changed' or 'gone'."""
-        payloads = await folding.read_stream(self.redis, self.keys, id)
-        keys = [self.keys.counts, self.keys.job(id), self.keys.tokens(id)]
-        return replies.text(await self._run("fold", keys, [id, len(payloads), folding.pack_log(payloads)]))
-
-    async def fold_ended(self, older_than_s: float = STREAM_TTL_S, limit: int = 64) -> int:
-        """Fold up to `limit` logs of jobs that ended more than `older_than_s` ago. Returns how many were folded."""
-        seconds, _ = await self.redis.time()
-        ids = await self.redis.zrange(
-            self.keys.ended, "-inf", _ms(seconds - older_than_s), byscore=True, offset=0, num=limit
-        )
-        return [await self.fold(JobId(replies.text(id))) for id in ids].count("ok")
-
-    async def counts(self) -> tuple[int, int]:
-        """Waiting jobs, and their prompt tokens."""
-        jobs, tokens = await self.redis.hmget(self.keys.counts, "jobs", "tok")
-        return int(jobs or 0), int(tokens or 0)
-
-    async def dead(self, *, count: int = 100) -> list[DeadJob]:
-        """The youngest buried entries, youngest first."""
-        entries: Any = await self.redis.xrevrange(self.keys.dead, count=count)
-        return [replies.dead_job(entry_id, fields) for entry_id, fields in entries]
-
-    async def epoch(self) -> str:
-        """Identity of the data set: another value, and everything that was known of this queue is lost."""
-        pipeline = self.redis.pipeline(transaction=True)
-        pipeline.set(self.keys.epoch, secrets.token_hex(8), nx=True)
-        pipeline.get(self.keys.epoch)
-        return replies.text((await pipeline.execute())[1])
-
-    # --- calls --------------------------------------------------------------------------------------------
-
-    def _call(self, keys: Sequence[str], arguments: Sequence[scripts.Argument]) -> scripts.Call:
-        return scripts.Call(keys, [self.keys.prefix, *arguments])
-
-    async def _run(self, name: str, keys: Sequence[str], arguments: Sequence[scripts.Argument]) -> Any:
-        return await scripts.run(self.redis, scripts.load(name), self._call(keys, arguments))
-
-    async def _run_or_unavailable(self, name: str, keys: Sequence[str], arguments: Sequence[scripts.Argument]) -> Any:
-        try:
-            return await self._run(name, keys, arguments)
-        except (ConnectionError, TimeoutError, ReadOnlyError, BusyLoadingError) as error:
-            raise QueueUnavailable(f"Redis does not take the job: {error}") from error
-        except ResponseError as error:
-            if not _refuses_writes(error):
-                raise
-            raise QueueUnavailable(f"Redis refuses to write: {error}") from error
+    def _check(self, entry: Entry) -> None:
+        if queue_of(entry.id) != self.name:
+            raise InvalidJob(f"job {entry.id} is not of queue {self.name}", param="id")
+        check_tenant(entry.tenant)
+        if entry.band not in BANDS:
+            raise InvalidJob(f"band {str(entry.band)[:64]!r} is none of {', '.join(BANDS)}", param="band")
 
     def _append_call(self, appends: Sequence[Append]) -> scripts.Call:
         keys, arguments = [self.keys.counts], list[scripts.Argument]()
@@ -340,16 +269,6 @@ class Queue:
                 *append.events,
             )
         return self._call(keys, arguments)
-
-
-def _refuses_writes(error: RedisError) -> bool:
-    """redis-py strips the code of some errors and keeps it on others."""
-    return type(error).__name__ == "OutOfMemoryError" or str(error).startswith(_REFUSED_WRITES)
-
-
-def _ms(seconds: float | None) -> int:
-    """Milliseconds for a script; 0 stands for "none" there. A positive time never becomes 0."""
-    return 0 if not seconds else max(1, round(seconds * 1_000))
 
 
 def _slices(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:

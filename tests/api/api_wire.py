@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from jitney.keys import Keys
 
 PATIENCE_S = 20.0
 """Nothing here takes so long; a test that waits longer has failed."""
@@ -36,13 +38,13 @@ class Answer:
     raw: bytearray = field(default_factory=bytearray)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body's pieces as they were written. Ends at the end that the headers promised."""
+        """The body's pieces as they were written, up to the promised end; IncompleteReadError if it never comes."""
         if self.headers.get("transfer-encoding") != "chunked":
             body = await _within(self.reader.readexactly(int(self.headers.get("content-length", "0"))))
             if body:
                 yield body
             return
-        while size := int(await _within(self.reader.readline()), 16):
+        while size := int(await _within(self.reader.readuntil(b"\n")), 16):
             piece = await _within(self.reader.readexactly(size + 2))
             self.raw += piece[:-2]
             yield piece[:-2]
@@ -111,3 +113,18 @@ async def ask(port: int, method: str, path: str, body: Any = None, **headers: st
     lines |= {name.replace("_", "-"): value for name, value in headers.items()}
     head = "\n".join([f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in lines.items())])
     return await send(port, head, encoded)
+
+
+async def until(ask: Callable[[], Awaitable[Any]], wanted: Any) -> None:
+    """Ask again until the answer is `wanted`."""
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + PATIENCE_S
+    while (answer := await ask()) != wanted:
+        assert clock() < deadline, f"still {answer!r}, not {wanted!r}"
+        await asyncio.sleep(0)
+
+
+async def num_readers(redis: Any, job_id: str) -> int:
+    """Connections that are subscribed to the job's channel."""
+    [(_, number)] = await redis.pubsub_numsub(Keys(job_id.rpartition(".")[0]).tokens(job_id))
+    return number

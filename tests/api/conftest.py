@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import uvicorn
-from fastapi import FastAPI
 from openai import AsyncOpenAI
 from tests.api.api_wire import PATIENCE_S, Answer, ask, send
 
@@ -114,17 +114,18 @@ class ScriptedWorker:
 
 @dataclass
 class Api:
-    """A running API: its port, its application, and how to ask it something."""
+    """A running API: where it listens, and how to ask it something about the test's queue."""
 
     port: int
-    app: FastAPI
-    server: uvicorn.Server
     model: str
+    server: uvicorn.Server
     answers: list[Answer] = field(default_factory=list)
 
     @property
     def service(self) -> Service:
-        return self.app.state.service
+        """For tests that started the API in their own event loop."""
+        service: Service = self.server.config.app.state.service  # type: ignore[union-attr]
+        return service
 
     async def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         """A well-formed request on a connection of its own, which stays open until the test's end."""
@@ -147,11 +148,9 @@ class Api:
     async def delete(self, path: str, **headers: str) -> Answer:
         return await self.ask("DELETE", path, **headers)
 
-    async def stop(self, serving: asyncio.Task[None]) -> None:
+    async def hang_up(self) -> None:
         for answer in self.answers:
             await answer.close()
-        self.server.should_exit = True
-        await asyncio.wait_for(serving, PATIENCE_S)
 
     async def chat(self, content: str = "hello", **fields: Any) -> Answer:
         body = {"model": self.model, "messages": [{"role": "user", "content": content}], **fields}
@@ -169,32 +168,60 @@ class Api:
 StartApi = Callable[..., Awaitable[Api]]
 
 
+def make_server(**settings: Any) -> tuple[uvicorn.Server, socket.socket]:
+    config = uvicorn.Config(
+        create_app(ApiSettings(**settings)), log_level="critical", ws="none", timeout_graceful_shutdown=1
+    )
+    listening = socket.socket()
+    # Small, so that a reader who takes nothing is felt before the kernel has swallowed megabytes.
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
+    listening.bind(("127.0.0.1", 0))
+    listening.listen(64)  # whoever connects from now on waits until the server accepts
+    return uvicorn.Server(config), listening
+
+
 @pytest.fixture
 async def start_api(redis_url: str, queue_name: str) -> AsyncIterator[StartApi]:
-    """`await start_api(headers_hold_s=0.1)`: one more API process' worth of API, on a port of its own."""
+    """`await start_api(headers_hold_s=0.1)`: one more API process' worth of API, in this test's event loop."""
     async with contextlib.AsyncExitStack() as running:
 
         async def start(**settings: Any) -> Api:
-            app = create_app(ApiSettings(**({"redis_url": redis_url} | settings)))
-            config = uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=1)
-            listening = socket.socket()
-            listening.bind(("127.0.0.1", 0))
-            listening.listen(64)  # whoever connects from now on waits until the server accepts
-            server = uvicorn.Server(config)
+            server, listening = make_server(**({"redis_url": redis_url} | settings))
             serving = asyncio.create_task(server.serve([listening]))
-            api = Api(listening.getsockname()[1], app, server, queue_name)
-            running.push_async_callback(api.stop, serving)
+            api = Api(listening.getsockname()[1], queue_name, server)
+
+            async def stop() -> None:
+                await api.hang_up()
+                server.should_exit = True
+                await asyncio.wait_for(serving, PATIENCE_S)
+
+            running.push_async_callback(stop)
             assert (await api.get("/livez")).status == 200
             return api
 
         yield start
 
 
+@pytest.fixture(scope="session")
+def shared_server(redis_url: str) -> Iterator[tuple[uvicorn.Server, int]]:
+    """One API with its defaults, in a thread and event loop of its own, for the whole run."""
+    server, listening = make_server(redis_url=redis_url)
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    yield server, listening.getsockname()[1]
+    server.should_exit = True
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
 @pytest.fixture
-async def api(start_api: StartApi, write_queue_card: Any) -> Api:
-    """The API with its defaults, and a card of the test's own queue."""
+async def api(shared_server: tuple[uvicorn.Server, int], queue_name: str, write_queue_card: Any) -> AsyncIterator[Api]:
+    """The shared API, and a card of the test's own queue."""
     await write_queue_card()
-    return await start_api()
+    server, port = shared_server
+    api = Api(port, queue_name, server)
+    yield api
+    await api.hang_up()
 
 
 @pytest.fixture

@@ -102,8 +102,9 @@ async def test_a_streamed_text_completion_gives_the_same_text(api, worker, opena
 
 
 def entry(token: str, logprob: float) -> dict[str, Any]:
-    one = {"token": token, "logprob": logprob, "bytes": list(token.encode())}
-    return {**one, "top_logprobs": [one, {"token": "x", "logprob": -9.5, "bytes": [120]}]}
+    """As a worker spells it into an event."""
+    one = {"token_id": 7, "token": token, "logprob": logprob, "bytes": list(token.encode())}
+    return {**one, "top": [one, {"token_id": 8, "token": "x", "logprob": -9.5, "bytes": [120]}]}
 
 
 @pytest.mark.parametrize("stream", [False, True])

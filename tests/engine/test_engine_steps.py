@@ -8,7 +8,8 @@ from scripted_model import EOS, HashModel, Outcome, request, run, run_alone, set
 from jitney.errors import SettingsError
 from jitney_worker.engine.engine import LocalEngine
 from jitney_worker.engine.protocol import ModelOutput, ModelRunner, SchedulerOutput, Seat
-from jitney_worker.engine.sequence import SequenceId
+from jitney_worker.engine.sequence import Sequence, SequenceId
+from jitney_worker.engine.waiting import WaitingQueue
 
 
 def test_a_newcomer_joins_in_the_first_step_after_a_seat_frees_and_nobody_else_misses_one() -> None:
@@ -177,6 +178,34 @@ def test_ten_thousand_aborted_waiting_sequences_leave_nothing_behind() -> None:
     engine.check()
     outcome = run(engine)
     assert list(outcome.endings) == ["s0", "s9999"]
+
+
+def test_an_aborted_sequence_that_comes_again_waits_by_its_new_key() -> None:
+    """The old entry is still in the heap, ahead of all others; whoever took it for the new one would jump the queue."""
+    engine = LocalEngine(settings(max_num_seqs=1), HashModel())
+    engine.add(request("running", 1, 5, arrival=0))
+    engine.step()
+    engine.add(request("back", 4, 2, arrival=1))
+    engine.add(request("other", 4, 2, arrival=2))
+    assert engine.abort(SequenceId("back"))
+    engine.add(request("back", 6, 3, arrival=3))
+    outcome = run(engine)
+    assert list(outcome.endings) == ["running", "other", "back"]
+    assert outcome.said("back") == solo(request("back", 6, 3))
+
+
+def test_the_heap_of_waiting_sequences_sheds_removed_ones() -> None:
+    queue = WaitingQueue()
+    for n in range(10_000):
+        sequence = Sequence.of(request(f"s{n}", 1, arrival=n))
+        queue.push(sequence)
+        if n >= 10:
+            assert queue.remove(sequence.id) is sequence
+    assert len(queue) == 10
+    assert len(queue._heap) <= 84
+    assert [queue.pop().id for _ in range(10)] == [f"s{n}" for n in range(10)]
+    with pytest.raises(IndexError):
+        queue.pop()
 
 
 def test_a_forward_pass_that_raises_loses_nothing_and_can_be_tried_again() -> None:

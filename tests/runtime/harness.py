@@ -8,8 +8,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tests.engine.scripted_model import solo
+
 from jitney_worker.engine.engine import LocalEngine
 from jitney_worker.engine.protocol import ModelOutput, ModelRunner, SchedulerOutput
+from jitney_worker.engine.sequence import SequenceId, SequenceParams, SequenceRequest
 from jitney_worker.engine.settings import EngineSettings
 from jitney_worker.runtime.intake import ModelLimits
 from jitney_worker.runtime.worker import Crew, Worker
@@ -85,3 +88,9 @@ def crew(settings: WorkerSettings, tokenizer: Tokenizer, runner: ModelRunner, en
         features=dict(local.features),
         worker_id=settings.worker.id or "w1",
     )
+
+
+def expected(prompt: list[int], max_tokens: int) -> tuple[int, ...]:
+    """The hash model's answer, by no engine at all."""
+    params = SequenceParams(max_tokens=max_tokens)
+    return solo(SequenceRequest(SequenceId("solo"), tuple(prompt), params, (0, 0.0, 0, 0)))[0]

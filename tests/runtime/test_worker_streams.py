@@ -6,22 +6,16 @@ import asyncio
 
 import orjson
 import pytest
-from tests.engine.scripted_model import HashModel, ScriptedModel, solo
-from tests.runtime.harness import LIVENESS_S, StartWorker, Turnstile
+from tests.engine.scripted_model import HashModel, ScriptedModel
+from tests.runtime.harness import LIVENESS_S, StartWorker, Turnstile, expected
 
 from jitney import AsyncClient, InvalidJob, JobFailed
 from jitney.connection import Redis
 from jitney.keys import Keys, new_job_id
 from jitney.messages import Event
-from jitney.queue import Entry, Queue
-from jitney_worker.engine.sequence import SequenceId, SequenceParams, SequenceRequest
+from jitney.queue import Append, Entry, Queue, pack_ids
+from jitney_worker.engine.sequence import SequenceId
 from jitney_worker.text.tokenizer import Tokenizer
-
-
-def expected(prompt: list[int], max_tokens: int, ends: frozenset[int] = frozenset()) -> tuple[int, ...]:
-    """The hash model's answer, by no engine at all."""
-    params = SequenceParams(max_tokens=max_tokens, stop_token_ids=ends)
-    return solo(SequenceRequest(SequenceId("solo"), tuple(prompt), params, (0, 0.0, 0, 0)))[0]
 
 
 async def test_every_event_of_a_job_arrives_in_order_and_the_answer_is_the_models(
@@ -88,7 +82,7 @@ async def test_a_job_enqueued_while_all_seats_are_taken_joins_at_the_first_step_
 async def _until_claimed(client: AsyncClient, job_id: str) -> None:
     async with asyncio.timeout(LIVENESS_S):
         while (await client.job(job_id).status()).state != "running":
-            await asyncio.sleep(0)
+            pass
 
 
 async def test_a_worker_claims_no_more_than_its_seats_and_one_ahead(
@@ -226,8 +220,6 @@ async def test_the_next_owner_goes_on_where_the_log_ends(
     job = await client.enqueue(prompt, max_tokens=12, ignore_eos=True)
     claimed = await queue.claim("other", "n1", credit=1, fingerprint="hash.1", lease_s=60)
     (delivery,) = claimed.deliveries
-    from jitney.queue import Append, pack_ids
-
     events = [
         Event("started", 1, attempt=1, prompt_tokens=2, cached_tokens=0),
         Event("tokens", 2, index=0, token_ids=answer[:2], text=""),

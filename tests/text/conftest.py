@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import small_tokenizers as small
+
 from jitney_worker.text.tokenizer import Tokenizer
 
 BUILDERS: dict[str, Callable[[Path], Path]] = {
@@ -47,6 +48,6 @@ def byte_bpe(load: Callable[[str], Tokenizer]) -> Tokenizer:
 
 def smollm2() -> Path:
     """The demo model's directory; fetched once if this machine does not have it."""
-    from jitney_worker.model.registry import resolve
+    from jitney_worker.model.resolve import resolve
 
     return resolve("smollm2-135m-instruct")

@@ -17,7 +17,7 @@ Où est la gare ? Grüße aus Köln. Привет, мир.
 """.splitlines()
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MARKERS = ("<think>", "</think>", "<tool_call>", "<|fim_prefix|>", "covid19", "\n\n")
+MARKERS = ("<think>", "</think>", "<tool_call>", "<|fim_prefix|>", "<|function|>", "covid19", "\n\n")
 """Added tokens that are not flagged as special: two kinds of marker, an ordinary word, and white space."""
 
 CHATML = (
@@ -41,7 +41,11 @@ def byte_bpe(directory: Path, *, bos: bool = False, template: str | None = CHATM
     )
     tokenizer.train_from_iterator(TEXT, trainer)
     tokenizer.add_tokens([AddedToken(marker, normalized=False) for marker in MARKERS])
-    config = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "add_bos_token": bos}
+    if bos:
+        bos_only = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
+        tokenizer.post_processor = bos_only
+    # tokenizer.json decides; this field is for tokenizers that have none.
+    config = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "add_bos_token": not bos}
     return write(directory, tokenizer, config, template)
 
 
@@ -76,6 +80,14 @@ def unigram(directory: Path, *, scheme: str = "always", template: str | None = N
     )
     tokenizer.train_from_iterator(TEXT, trainer)
     return write(directory, tokenizer, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}, template)
+
+
+def by_hand(directory: Path, pieces: list[str], *, scheme: str) -> Path:
+    """A metaspace tokenizer of exactly these pieces: ids 0 and 1 are <unk> and </s>, theirs follow."""
+    tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in ("<unk>", "</s>", *pieces)], unk_id=0))
+    tokenizer.add_special_tokens(["<unk>", "</s>"])
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    return write(directory, tokenizer, {"eos_token": "</s>", "unk_token": "<unk>"}, None)
 
 
 def wordpiece(directory: Path) -> Path:

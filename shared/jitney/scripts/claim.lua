@@ -11,7 +11,7 @@ local DEFAULT_OUTPUT = 128
 
 local taken, ids, gone, moved = {}, {}, {}, 0
 -- Bounds the script: entries that turn out to be nobody's cost time but no credit.
-local looks = credit + 256
+local looks = 2 * credit + 256
 local miscounted = false
 local average = num(redis.call('HGET', P .. ':vt', 'avg'))
 if average <= 0 then average = DEFAULT_OUTPUT end
@@ -60,7 +60,7 @@ local function take(job, owed)
   local prompt_ids = redis.pcall('GET', P .. ':ids:' .. job.id)
   if type(prompt_ids) ~= 'string' then prompt_ids = false end
   taken[#taken + 1] = {job.id, job.band, job.tenant, fence, job.tries, job.strikes, job.seq, job.n, int(job.at),
-    tostring(job.vt), written_by(job), int(left), body, prompt_ids}
+    string.format('%.17g', job.vt), written_by(job), int(left), body, prompt_ids}
   ids[#ids + 1] = job.id
   return true
 end
@@ -165,6 +165,7 @@ local function take_new(band)
   while #taken < credit and looks > 0 do
     local least = redis.call('ZRANGE', P .. ':fair:' .. band, 0, 1, 'WITHSCORES')
     if not least[1] then return end
+    looks = looks - 1
     serve(band, least[1], num(least[2]), least[4] and num(least[4]))
   end
 end

@@ -26,6 +26,7 @@ def check_laws(scheduler: Scheduler) -> None:
         assert sequence.num_computed_tokens <= len(sequence.block_table) * scheduler.blocks.block_size, sequence.id
     for sequence in waiting.values():
         assert not sequence.block_table, f"{sequence.id} waits and holds blocks"
+        assert not sequence.block_serials, f"{sequence.id} waits and remembers blocks"
         assert sequence.num_computed_tokens == 0, f"{sequence.id} waits and has computed tokens"
     scheduler.blocks.check(scheduler.running)
 

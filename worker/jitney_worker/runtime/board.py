@@ -56,6 +56,7 @@ class Board:
         self._capacity = capacity
         self._max_num_seqs = capacity.free_seats
         self._claim_ahead = settings.worker.claim_ahead
+        self._snapshot_at = 0.0
         self._jobs: dict[JobId, RunningJob] = {}
         self._intakes: set[asyncio.Task[None]] = set()
         self._reports: deque[Report] = deque()
@@ -148,7 +149,8 @@ class Board:
     async def _absorb(self, report: Report, gained: dict[JobId, RunningJob]) -> None:
         match report:
             case StepReport(deltas, capacity, snapshot):
-                self.num_faults = 0
+                if deltas:
+                    self.num_faults = 0
                 self._note(capacity, snapshot)
                 for delta in deltas:
                     self._gain(delta, gained)
@@ -164,7 +166,7 @@ class Board:
     def _note(self, capacity: Capacity, snapshot: EngineSnapshot | None) -> None:
         self._capacity = capacity
         if snapshot is not None:
-            self.snapshot = snapshot
+            self.snapshot, self._snapshot_at = snapshot, time.monotonic()
             self.snapshot_came.set()
             for seat in snapshot.seats:
                 job = self._jobs.get(job_id_of(seat.id))
@@ -249,8 +251,11 @@ class Board:
         await self.release(self._jobs.values())
 
     def unseated(self) -> list[RunningJob]:
-        """Jobs claimed ahead that got no seat for a while: another worker may have one."""
-        oldest = time.monotonic() - self._settings.worker.claim_ahead_patience_s
+        """Jobs claimed ahead that had no seat for a while when the engine last showed its seats.
+
+        Judged by what the engine showed, not by the clock alone: a long first step shows nothing yet.
+        """
+        oldest = self._snapshot_at - self._settings.worker.claim_ahead_patience_s
         return [job for job in self._jobs.values() if not job.is_seated and job.submitted_at < oldest]
 
     async def release_unseated(self) -> None:

@@ -12,6 +12,7 @@ import redis.exceptions
 from jitney.connection import BLOCK_MARGIN_S, Redis, connect_blocking
 from jitney.logs import logger
 from jitney.queue import Claimed, Delivery, Queue
+from jitney_worker.runtime.tasks import end
 from jitney_worker.settings import WorkerSettings
 
 MAX_WAIT_S = 1.0
@@ -50,7 +51,7 @@ class Claimer:
         self._claiming: asyncio.Future[Claimed] | None = None
 
     async def run(self) -> None:
-        """Until cancelled; then await `until_settled`, because a claim in progress is not cut short."""
+        """Until `stop`."""
         wait_s = min(MAX_WAIT_S, self._settings.lease.duration_s / 3)
         bell = connect_blocking(self._settings.redis_url, block_s=wait_s + BLOCK_MARGIN_S, name="jitney-bell")
         try:
@@ -78,8 +79,9 @@ class Claimer:
                 self._log.warning("claim_failed", error=type(error).__name__, failures=failures)
                 await asyncio.sleep(random.uniform(0.5, 1.0) * min(MAX_BACKOFF_S, 0.05 * 2**failures))
 
-    async def until_settled(self) -> None:
-        """Until the claim that was in progress when `run` was cancelled has been answered."""
+    async def stop(self, running: asyncio.Task[None]) -> None:
+        """End the task that executes `run`; a claim in progress is not cut short, its jobs are still taken."""
+        await end([running])
         if self._claiming is not None:
             await asyncio.gather(self._claiming, return_exceptions=True)
 

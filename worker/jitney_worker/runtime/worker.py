@@ -27,11 +27,14 @@ from jitney_worker.runtime.intake import Intake, ModelLimits
 from jitney_worker.runtime.publisher import Publisher
 from jitney_worker.runtime.roster import Roster
 from jitney_worker.runtime.running import SpellsLogprobs
+from jitney_worker.runtime.tasks import end
 from jitney_worker.settings import WorkerSettings
 from jitney_worker.text.rules import StopRules
 from jitney_worker.text.tokenizer import Tokenizer
 
-MAX_FAULTS_IN_A_ROW = 3
+MAX_FAULTS_IN_A_ROW = 2
+"""Fewer than a job's attempts: a broken machine must not bury what a sound one could do."""
+
 JOIN_TIMEOUT_S = 10.0
 
 
@@ -147,15 +150,11 @@ class Worker:
             broken = [task for task in (claiming, *others) if task.done()]
             for task in broken:
                 self._log.error("part_ended", part_name=task.get_name(), error=repr(task.exception()))
-            claiming.cancel()
-            await asyncio.gather(claiming, return_exceptions=True)
-            await claimer.until_settled()
+            await claimer.stop(claiming)
             await self._wind_down(board, in_a_hurry=bool(broken))
             return 1 if broken else 0
         finally:
-            for task in (draining, claiming, *others):
-                task.cancel()
-            await asyncio.gather(draining, claiming, *others, return_exceptions=True)
+            await end([draining, claiming, *others])
             with contextlib.suppress(redis.exceptions.RedisError, OSError):
                 await remove_worker(redis_client, self._crew.queue, self._crew.worker_id)
 
@@ -178,8 +177,7 @@ class Worker:
             hurry = asyncio.create_task(self._hurrying.wait())
             timeout_s = self._settings.worker.drain_timeout_s
             await asyncio.wait({empty, hurry}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            empty.cancel()
-            hurry.cancel()
+            await end([empty, hurry])
         with contextlib.suppress(redis.exceptions.RedisError, OSError):
             await board.release_all()  # a lease that cannot be given back now runs out by itself
         self._log.info("stopped")
@@ -213,7 +211,8 @@ class Worker:
             except (redis.exceptions.RedisError, OSError) as error:
                 self._log.warning("view_not_written", error=type(error).__name__)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(board.snapshot_came.wait(), ttl_s / 3)
+                async with asyncio.timeout(ttl_s / 3):
+                    await board.snapshot_came.wait()
             await asyncio.sleep(self._settings.worker.snapshot_every_s)
 
     async def _give_back_unseated(self, board: Board, redis_client: Redis) -> None:

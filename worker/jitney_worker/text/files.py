@@ -31,11 +31,11 @@ class AddedToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """The files, read and checked. `spec` is tokenizer.json; nobody changes it.
+    """The files, read and checked.
 
+    spec: tokenizer.json, with the special tokens that only the configuration names; nobody changes it.
     variables: what a chat template may name: bos_token, eos_token and their like.
     end_ids: what the checkpoint says ends an answer (generation_config.json, else config.json).
-    adds: (bos, eos) if tokenizer_config.json says so itself, which outranks tokenizer.json; None if it is silent.
     """
 
     spec: dict[str, Any]
@@ -43,7 +43,6 @@ class TokenizerFiles:
     variables: dict[str, str]
     template: str | None
     end_ids: frozenset[int]
-    adds: tuple[bool, bool] | None
     digest: str
 
     @classmethod
@@ -54,23 +53,47 @@ class TokenizerFiles:
             raise ModelError(f"{directory} has no {TOKENIZER}: a model is served from its fast tokenizer's file")
         config = _object(directory / CONFIG) or {}
         named = {**(_object(directory / SPECIAL_TOKENS) or {}), **config}
+        variables = {name: text for name, value in named.items() if (text := _token_text(name, value))}
+        try:
+            spec = _with_special(spec, {*variables.values(), *_further(named)})
+            added = tuple(map(_added_token, spec["added_tokens"]))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ModelError(f"{directory / TOKENIZER} cannot be used: it has no valid {error}") from None
         return cls(
             spec=spec,
-            added=tuple(_added_token(entry) for entry in spec.get("added_tokens") or ()),
-            variables={name: text for name, value in named.items() if (text := _token_text(name, value))},
+            added=added,
+            variables=variables,
             template=_template(directory, config),
             end_ids=_end_ids(directory),
-            adds=_adds(config),
             digest=_digest(directory),
         )
 
     def tokens(self) -> list[str | None]:
         """Id → token as it stands in the vocabulary. None for an id that nobody uses."""
-        vocab = self.spec["model"].get("vocab") or {}
-        ids = {token: number for number, (token, _) in enumerate(vocab)} if isinstance(vocab, list) else vocab
-        by_id = {number: token for token, number in ids.items()}
+        by_id = {number: token for token, number in _ids(self.spec).items()}
         by_id.update((token.id, token.content) for token in self.added)
         return [by_id.get(number) for number in range(max(by_id, default=-1) + 1)]
+
+
+def _ids(spec: dict[str, Any]) -> dict[str, int]:
+    """Token → id, of the model alone."""
+    vocab: Any = spec["model"].get("vocab") or {}
+    return {entry[0]: number for number, entry in enumerate(vocab)} if isinstance(vocab, list) else vocab
+
+
+def _with_special(spec: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    """tokenizer.json, with those of these tokens that are only in its vocabulary added as special ones."""
+    added, ids = spec["added_tokens"], _ids(spec)
+    missing = sorted(name for name in names - {entry["content"] for entry in added} if name in ids)
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {**spec, "added_tokens": [*added, *({"id": ids[name], "content": name, **flags} for name in missing)]}
+
+
+def _further(named: dict[str, Any]) -> list[str]:
+    """Special tokens that have no name of their own."""
+    lists = (named.get(name) for name in ("additional_special_tokens", "extra_special_tokens"))
+    entries = [entry for value in lists if isinstance(value, list) for entry in value]
+    return [text for entry in entries if (text := _token_text("_token", entry))]
 
 
 def _object(path: Path) -> dict[str, Any] | None:
@@ -113,12 +136,6 @@ def _template(directory: Path, config: dict[str, Any]) -> str | None:
     if isinstance(found, list):
         found = {entry.get("name"): entry.get("template") for entry in found}.get("default")
     return found if isinstance(found, str) else None
-
-
-def _adds(config: dict[str, Any]) -> tuple[bool, bool] | None:
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return None
-    return bool(config.get("add_bos_token")), bool(config.get("add_eos_token"))
 
 
 def _end_ids(directory: Path) -> frozenset[int]:

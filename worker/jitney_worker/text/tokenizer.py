@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import orjson
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers.processors import TemplateProcessing
 
 from jitney.errors import InvalidJob, ModelError
 from jitney_worker.text.chat import check_text
@@ -103,21 +102,7 @@ def _fast(files: TokenizerFiles, control: ControlTokens) -> FastTokenizer:
         raise ModelError(f"tokenizer.json cannot be used: {error}") from None
     for token in control.tokens:
         assert fast.encode(control.rename(token.content), add_special_tokens=False).ids == [token.id]
-    if files.adds is not None:
-        fast.post_processor = _additions(files, files.adds)
     return fast
-
-
-def _additions(files: TokenizerFiles, adds: tuple[bool, bool]) -> TemplateProcessing:
-    """BOS and EOS as tokenizer_config.json wants them: it outranks tokenizer.json, as in transformers."""
-    ids = {token.content: token.id for token in files.added}
-    wanted = [name for name, is_wanted in zip(("bos_token", "eos_token"), adds, strict=True) if is_wanted]
-    known = {name: ids.get(files.variables.get(name, "")) for name in wanted}
-    missing = [name for name, token_id in known.items() if token_id is None]
-    if missing:
-        raise ModelError(f"tokenizer_config.json adds {missing[0]} to every prompt, but tokenizer.json has none")
-    single = ["bos_token:0"] * ("bos_token" in known) + ["$A:0"] + ["eos_token:0"] * ("eos_token" in known)
-    return TemplateProcessing(single=single, pair=None, special_tokens=list(known.items()))
 
 
 def _named_end(files: TokenizerFiles) -> set[int]:

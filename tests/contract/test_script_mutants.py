@@ -1,0 +1,156 @@
+"""Each guard of the scripts is needed, and the checker would see it gone: scripts without it are caught.
+
+A mutant is a script in which one piece of text is replaced. Where the text is missing the test fails:
+then the script has changed and the mutant must follow it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import pytest
+from histories import History, forget
+from oracle import Violation
+
+from jitney import scripts
+from jitney.connection import Redis
+from jitney.queue import Queue
+from jitney.scripts import Script
+
+SEEDS = int(os.environ.get("JITNEY_MUTANT_SEEDS", "40"))
+"""Most mutants are caught by the first or second history, the rarest by about the tenth."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old` becomes `new` in the scripts named."""
+
+    name: str
+    scripts: tuple[str, ...]
+    old: str
+    new: str
+
+
+SHARED_ENDING = ("claim", "finish", "retry", "cancel", "janitor")
+NO_FENCE = ("if fence == '' or job.fence ~= fence then", "if false then")
+NOT_OVER = ("if job.state == 'done' then return {'done', job.reason} end", "")
+
+MUTANTS = (
+    Mutant("append accepts any fence", ("append",), "fence == '' or has[1] ~= fence", "false"),
+    Mutant("append accepts any seq", ("append",), "first ~= seq + 1", "false"),
+    Mutant("append forgets the token count", ("append",), "'n', n)", "'n', 0)"),
+    Mutant("append forgets the prompt", ("append",), "if ARGV[at + 4] ~= ''", "if false"),
+    Mutant("append forgets its seq", ("append",), "redis.call('HSET', job, 'seq', int(first + k - 1), 'n', n)", ""),
+    Mutant("finish accepts any fence", ("finish",), *NO_FENCE),
+    Mutant("finish accepts any seq", ("finish",), "if first ~= job.seq + 1", "if false"),
+    Mutant("finish ends what has ended", ("finish",), "if job.state == 'done'", "if false"),
+    Mutant("release accepts any fence", ("release",), *NO_FENCE),
+    Mutant("release keeps the fence", ("release", "retry"), "'owner', '', 'fence', '', 'since'", "'since'"),
+    Mutant(
+        "release with delay leaves the lease",
+        ("release", "retry"),
+        "    redis.call('ZREM', P .. ':leases:' .. job.band, job.id)\n    redis.call('ZADD', P .. ':later'",
+        "    redis.call('ZADD', P .. ':later'",
+    ),
+    Mutant("release burns the attempt", ("release",), "job.tries - 1", "job.tries"),
+    Mutant("retry accepts any fence", ("retry",), *NO_FENCE),
+    Mutant("retry burns no attempt", ("retry",), "job.strikes + 1 or 0", "job.strikes or 0"),
+    Mutant(
+        "renew accepts any fence",
+        ("renew",),
+        "fence == '' or redis.call('HGET', P .. ':job:' .. id, 'fence') ~= fence",
+        "false",
+    ),
+    Mutant(
+        "claim takes jobs of another build", ("claim",), "is_bound(job) and job.fp ~= fp and not is_late(job)", "false"
+    ),
+    Mutant(
+        "claim takes jobs under a live lease",
+        ("claim",),
+        "leases, '-inf', NOW, 'LIMIT'",
+        "leases, '-inf', '+inf', 'LIMIT'",
+    ),
+    Mutant("claim overlooks expired leases", ("claim",), "leases, '-inf', NOW, 'LIMIT'", "leases, '-inf', -1, 'LIMIT'"),
+    Mutant("claim leaves the entry", ("claim",), "    redis.call('XDEL', stream, unpack(served))\n", ""),
+    Mutant("claim leaves the count", ("claim",), "    add_counts(-#served, -tokens)\n", ""),
+    Mutant("claim gives all the same fence", ("claim",), "nonce .. '.' .. (#taken + 1)", "'always'"),
+    Mutant(
+        "claim takes no lease",
+        ("claim",),
+        "  redis.call('ZADD', P .. ':leases:' .. job.band, NOW + lease_ms, job.id)\n",
+        "",
+    ),
+    Mutant("claim ignores deadlines", ("claim",), "  if is_late(job) then", "  if false then"),
+    Mutant("claim never gives up", ("claim",), "job.strikes >= max_strikes or job.tries >= max_tries", "false"),
+    Mutant("claim counts no strikes", ("claim",), "job.strikes + 1 or 0", "job.strikes or 0"),
+    Mutant("claim leaves what was held", ("claim",), "      redis.call('ZREM', held, id)\n", ""),
+    Mutant(
+        "claim moves a job with its fence",
+        ("claim",),
+        "save(job, 'state', 'returned', 'owner', '', 'fence', '', 'strikes'",
+        "save(job, 'state', 'returned', 'strikes'",
+    ),
+    Mutant(
+        "a bound job stays among the leases",
+        ("claim", "release", "retry", "janitor"),
+        "  redis.call('ZREM', leases, job.id)\n",
+        "",
+    ),
+    Mutant("adopt asks for no nonce", ("adopt",), "if word() ~= nonce then return found end", "nonce = word() or ''"),
+    Mutant("cancel keeps the fence", ("cancel",), "'owner', '', 'fence', '', 'seq'", "'seq'"),
+    Mutant("cancel leaves the job in its place", ("cancel",), "  unplace(job)\n", ""),
+    Mutant("cancel leaves the count", ("cancel",), "    add_counts(-1, -job.est)\n", ""),
+    Mutant(
+        "cancel forgets held jobs",
+        ("cancel",),
+        "if job.fp ~= '' then redis.call('ZREM', P .. ':held:'",
+        "if false then redis.call('ZREM', P .. ':held:'",
+    ),
+    Mutant("cancel ends what has ended", ("cancel",), *NOT_OVER),
+    Mutant("an end without its seq", SHARED_ENDING, "  job.seq = job.seq + #events\n", ""),
+    Mutant(
+        "an end without a ledger line",
+        SHARED_ENDING,
+        "redis.call('XADD', P .. ':usage'",
+        "redis.call('XADD', P .. ':elsewhere'",
+    ),
+    Mutant("an ended job lives for ever", SHARED_ENDING, "  redis.call('PEXPIRE', hash, keep)\n", ""),
+    Mutant("a body outlives its job", SHARED_ENDING, "    redis.call('DEL', P .. ':body:' .. job.id)\n", ""),
+    Mutant("due jobs are not counted", ("claim", "janitor"), "  add_counts(1, job.est)\n", ""),
+    Mutant("due jobs stay delayed", ("claim", "janitor"), "    redis.call('ZREM', P .. ':later', id)\n", ""),
+    Mutant("a tenant does not join", ("enqueue",), "  redis.call('ZADD', fair, start, tenant)\n", ""),
+    Mutant("a tenant does not leave", ("claim", "cancel"), "  leave(band, tenant)\n", ""),
+    Mutant(
+        "enqueue makes a second job of a repeated call", ("enqueue",), "if known then return", "if false then return"
+    ),
+    Mutant("the janitor ends no late jobs", ("janitor",), "\nend_late()\n", "\n"),
+    Mutant("the janitor overlooks orphans", ("janitor",), "if job.since + wait_ms", "if false and job.since + wait_ms"),
+    Mutant("a freed orphan stays bound", ("janitor",), "'fp', '')", "'fp', job.fp)"),
+)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+async def test_a_script_without_a_guard_is_caught(
+    redis: Redis, queue_name: str, mutant: Mutant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = {name: mutated(name, mutant) for name in mutant.scripts}
+    unchanged = {name: scripts.load(name) for name in scripts.NAMES}
+    monkeypatch.setattr(scripts, "load", lambda name: (unchanged | changed)[name])
+    for seed in range(SEEDS):
+        queue = Queue(redis, f"{queue_name}-{seed}")
+        try:
+            await History(queue, seed).run()
+        except Violation:
+            return
+        finally:
+            await forget(queue)
+    pytest.fail(f"{SEEDS} histories saw nothing wrong with: {mutant.name}")
+
+
+def mutated(name: str, mutant: Mutant) -> Script:
+    source = scripts.assemble(name)
+    assert mutant.old in source, f"{name}.lua no longer contains what {mutant.name!r} replaces"
+    return scripts.as_script(name, source.replace(mutant.old, mutant.new))

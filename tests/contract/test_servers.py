@@ -1,0 +1,143 @@
+"""Full memory, a replica, a cluster, a narrow user: what the scripts do where the server says no."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import SERVERS, running
+from contract_driver import LEASE_S, Driver
+from histories import History
+from redis.crc import key_slot
+from redis.exceptions import ReadOnlyError
+
+from jitney import scripts
+from jitney.connection import Redis, connect
+from jitney.embedded import EmbeddedServer
+from jitney.errors import QueueUnavailable
+from jitney.keys import BANDS, Keys, new_job_id
+from jitney.queue import Queue
+
+
+@pytest.fixture(params=SERVERS)
+def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedServer]:
+    """A server that the test may break."""
+    with running(request.param, tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+async def own_redis(own_server: EmbeddedServer) -> AsyncIterator[Redis]:
+    client = connect(own_server.url)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def own_driver(own_redis: Redis, queue_name: str) -> Driver:
+    return Driver(Queue(own_redis, queue_name))
+
+
+@pytest.mark.parametrize("name", scripts.NAMES)
+def test_every_script_begins_with_its_shebang(name: str) -> None:
+    """Without it a replica would answer a guard's refusal. Only enqueue asks for memory."""
+    first = scripts.load(name).source.split("\n", 1)[0]
+    assert first == ("#!lua" if name == "enqueue" else "#!lua flags=allow-oom")
+
+
+async def test_a_full_server_refuses_new_jobs_and_ends_those_it_has(own_driver: Driver, own_redis: Redis) -> None:
+    driver = own_driver
+    for _ in range(4):
+        await driver.enqueue()
+    jobs = (await driver.claim(credit=3)).deliveries
+    await own_redis.config_set("maxmemory", "1")
+    with pytest.raises(QueueUnavailable, match=r"OOM|memory"):
+        await driver.enqueue()
+    assert await driver.say(jobs[0], "a") == []
+    assert await driver.finish(jobs[0], seq=2, num_tokens=1) == "ok"
+    assert await driver.queue.renew(LEASE_S, [driver.held(job) for job in jobs[1:]]) == set()
+    assert await driver.queue.release(jobs[1].id, jobs[1].fence) == "ok"
+    assert await driver.queue.retry(jobs[2].id, jobs[2].fence) == "ok"
+    claimed = await driver.claim()
+    assert len(claimed.deliveries) == 3
+    assert (await driver.queue.cancel(jobs[1].id)).outcome == "cancelled"
+    assert await driver.queue.fold(jobs[0].id) == "ok"
+    await own_redis.config_set("maxmemory", "0")
+    await driver.enqueue()
+
+
+async def test_a_replica_says_so_instead_of_refusing_a_fence(own_driver: Driver, own_redis: Redis) -> None:
+    """An owner that reaches a stale replica must not think that it has lost its job."""
+    driver = own_driver
+    await driver.enqueue()
+    job = await driver.claim_one()
+    stale = job.fence + "-of-a-later-claim"
+    await own_redis.replicaof("127.0.0.1", "1")
+    with pytest.raises(ReadOnlyError):
+        await driver.queue.release(job.id, stale)  # type: ignore[arg-type]
+    with pytest.raises(ReadOnlyError):
+        await driver.queue.renew(LEASE_S, [driver.held(job)])
+    with pytest.raises(ReadOnlyError):
+        await driver.queue.adopt("w", "never-sent")
+    with pytest.raises(ReadOnlyError):
+        await driver.say(job, "a", seq=7)
+    with pytest.raises(QueueUnavailable):
+        await driver.enqueue()
+    with pytest.raises(QueueUnavailable):
+        await driver.queue.cancel(job.id)
+
+
+async def test_a_server_that_was_restarted_learns_the_scripts_again(own_driver: Driver, own_redis: Redis) -> None:
+    await own_driver.enqueue()
+    jobs = [await own_driver.claim_one()]
+    await own_redis.script_flush()
+    assert await own_driver.queue.renew(LEASE_S, [own_driver.held(jobs[0])]) == set()
+    for _ in range(99):
+        await own_driver.enqueue()
+    jobs += (await own_driver.claim()).deliveries
+    await own_redis.script_flush()
+    held = [own_driver.held(job) for job in jobs] * 3
+    assert await own_driver.queue.renew(LEASE_S, held) == set(), "several calls in one pipeline"
+
+
+def test_all_keys_of_a_queue_share_one_slot(queue_name: str) -> None:
+    keys, id = Keys(queue_name), new_job_id(queue_name)
+    names = [value for name, value in vars(keys).items() if name not in ("queue", "prefix")]
+    names += [keys.job(id), keys.body(id), keys.ids(id), keys.tokens(id), keys.result(id)]
+    names += [keys.bell_for("fp"), keys.last("w"), keys.ctl("w"), keys.worker("w"), keys.idempotency("t", "{x}")]
+    for band in BANDS:
+        names += [keys.jobs(band, "t"), keys.fair(band), keys.idle(band), keys.leases(band), keys.held(band, "fp")]
+    assert {key_slot(name.encode()) for name in names} == {key_slot(keys.prefix.encode())}
+
+
+class ClusterServer(EmbeddedServer):
+    """One node that owns every slot: a script that touches a key of another slot is refused."""
+
+    def _configuration(self) -> str:
+        return super()._configuration() + "cluster-enabled yes\n"
+
+
+async def test_whole_histories_run_in_a_cluster(own_server: EmbeddedServer, tmp_path: Path, queue_name: str) -> None:
+    with ClusterServer(tmp_path / "cluster", binary=own_server.binary) as server:
+        client = connect(server.url)
+        await client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16_383)
+        give_up_at = time.monotonic() + 20.0
+        while b"cluster_state:ok" not in await client.execute_command("CLUSTER", "INFO"):
+            assert time.monotonic() < give_up_at, "the cluster did not come up"
+        for seed in range(3):
+            await History(Queue(client, f"{queue_name}-{seed}"), seed).run()
+        await client.aclose()
+
+
+async def test_whole_histories_run_as_a_user_of_one_queue(own_server: EmbeddedServer, queue_name: str) -> None:
+    admin = connect(own_server.url)
+    tag, password = f"{{jitney:{queue_name}}}", secrets.token_hex(8)
+    rights = [f"~{tag}:*", f"&{tag}:*", "+@all", "-@dangerous", "-@admin"]
+    await admin.execute_command("ACL", "SETUSER", "jit", "on", f">{password}", *rights)
+    client = connect(f"redis://jit:{password}@127.0.0.1:{own_server.port}/0")
+    await History(Queue(client, queue_name), 1).run()
+    await client.aclose()
+    await admin.aclose()

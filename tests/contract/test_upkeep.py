@@ -1,0 +1,243 @@
+"""What no claim comes across, damage, and the life of what has ended."""
+
+from __future__ import annotations
+
+from contract_driver import Driver
+
+from jitney.keys import JobId, new_job_id
+
+FAR_FUTURE = 4_000_000_000.0
+
+
+async def ended_job(driver: Driver, *texts: str, **fields: object) -> JobId:
+    id = await driver.enqueue(**fields)
+    job = await driver.claim_one()
+    await driver.say(job, *texts)
+    await driver.finish(job, seq=len(texts) + 1, num_tokens=len(texts))
+    return id
+
+
+# --- the log of an ended job ------------------------------------------------------------------------------
+
+
+async def test_a_folded_log_reads_as_before(driver: Driver) -> None:
+    id = await ended_job(driver, "a\n", "b", "c")
+    before = await driver.queue.read_log(id)
+    assert await driver.queue.fold_ended(older_than_s=600.0) == 0, "it ended just now"
+    assert await driver.queue.fold_ended(older_than_s=-1.0) == 1
+    assert not await driver.redis.exists(driver.keys.tokens(id), driver.keys.ended)
+    assert await driver.queue.read_log(id) == before
+    assert await driver.queue.read_log(id, 2) == before[2:] if before else None
+    assert await driver.queue.read_log(id, 1, count=2) == (before or [])[1:3]
+    assert await driver.queue.read_log(id, 4) == []
+    assert await driver.queue.fold_ended(older_than_s=-1.0) == 0
+
+
+async def test_a_folded_result_lives_as_long_as_the_log_would_have(driver: Driver) -> None:
+    id = await ended_job(driver, "a", result_ttl_s=100)
+    assert await driver.queue.fold(id) == "ok"
+    assert 90 < await driver.redis.ttl(driver.keys.result(id)) <= 100
+
+
+async def test_a_job_that_has_not_ended_is_not_folded(driver: Driver) -> None:
+    id = await driver.enqueue()
+    await driver.say(await driver.claim_one(), "a")
+    assert await driver.queue.fold(id) == "gone"
+    assert len(await driver.events(id)) == 1
+
+
+async def test_an_expired_job_leaves_the_list_of_those_to_fold(driver: Driver) -> None:
+    id = await ended_job(driver, "a")
+    await driver.redis.delete(driver.keys.job(id), driver.keys.tokens(id))
+    assert await driver.queue.fold_ended(older_than_s=-1.0) == 0
+    assert not await driver.redis.exists(driver.keys.ended)
+
+
+async def test_a_log_is_read_in_pages(driver: Driver) -> None:
+    id = await ended_job(driver, *(str(number) for number in range(600)))
+    pages, cursor = [], 0
+    while page := await driver.queue.read_log(id, cursor):
+        pages.append(len(page))
+        cursor += len(page)
+    assert pages == [256, 256, 89]
+    assert await driver.queue.fold(id) == "ok"
+    assert len(await driver.queue.read_log(id, 0, count=1_000) or ()) == 601
+
+
+async def test_a_log_that_is_empty_is_not_a_log_that_is_gone(driver: Driver) -> None:
+    id = await driver.enqueue()
+    assert await driver.queue.read_log(id) == []
+    assert await driver.queue.read_log(new_job_id(driver.queue.name)) is None
+    assert await driver.queue.status(new_job_id(driver.queue.name)) is None
+
+
+# --- the janitor ------------------------------------------------------------------------------------------
+
+
+async def test_a_deadline_ends_a_job_that_never_reaches_the_head(driver: Driver) -> None:
+    await driver.enqueue()
+    late = await driver.enqueue(queue_timeout_s=100.0)
+    delayed = await driver.enqueue(not_before=FAR_FUTURE, deadline=FAR_FUTURE + 1)
+    await driver.rewind(late, qdeadline=1)
+    await driver.rewind(delayed, deadline=1)
+    await driver.redis.zadd(driver.keys.deadlines, {late: 1, delayed: 1})
+    swept = await driver.queue.janitor()
+    assert (swept.num_expired, swept.num_waiting_jobs) == (2, 1)
+    for id in (late, delayed):
+        assert [event.type for event in await driver.events(id)] == ["expired"]
+
+
+async def test_the_owner_of_a_late_job_has_a_grace_to_end_it_itself(driver: Driver) -> None:
+    id = await driver.enqueue(timeout_s=100.0)
+    job = await driver.claim_one()
+    seconds, _ = await driver.redis.time()
+    await driver.rewind(id, deadline=(seconds - 5) * 1_000)
+    await driver.redis.zadd(driver.keys.deadlines, {id: 1})
+    assert (await driver.queue.janitor()).num_expired == 0
+    assert await driver.state(id) == "running"
+    await driver.rewind(id, deadline=(seconds - 60) * 1_000)
+    await driver.redis.zadd(driver.keys.deadlines, {id: 1})
+    assert (await driver.queue.janitor()).num_expired == 1
+    (refusal,) = await driver.say(job, "late", seq=2)
+    assert refusal.reason == "fence"
+
+
+async def test_deadlines_of_ended_jobs_are_forgotten(driver: Driver) -> None:
+    await ended_job(driver, "a", timeout_s=100.0)
+    assert not await driver.redis.exists(driver.keys.deadlines)
+
+
+async def test_a_build_that_does_not_come_back_fails_its_jobs_with_what_they_said(driver: Driver) -> None:
+    id = await orphan(driver)
+    assert (await driver.queue.janitor(resume_wait_s=60.0)).num_orphans == 0, "it has been gone for no time"
+    await lose_build(driver, id)
+    assert (await driver.queue.janitor(resume_wait_s=60.0)).num_orphans == 1
+    events = await driver.events(id)
+    assert [event.type for event in events] == ["tokens", "failed"]
+    assert events[-1].error is not None
+    assert events[-1].error["code"] == "no_worker"
+    assert not await driver.redis.exists(driver.keys.fingerprints)
+
+
+async def test_a_build_that_is_busy_but_alive_keeps_its_jobs(driver: Driver) -> None:
+    id = await orphan(driver)
+    await lose_build(driver, id)
+    assert (await driver.queue.janitor(fingerprint="one", resume_wait_s=60.0)).num_orphans == 0
+    assert await driver.state(id) == "returned"
+
+
+async def test_an_orphan_may_go_on_with_another_build_which_is_told(driver: Driver) -> None:
+    id = await orphan(driver)
+    await lose_build(driver, id)
+    assert (await driver.queue.janitor(resume_mismatch="continue")).num_orphans == 1
+    job = await driver.claim_one("b", fingerprint="two")
+    assert (job.id, job.seq, job.fingerprint) == (id, 1, "one")
+    await driver.queue.release(id, job.fence)
+    again = await driver.claim_one("b", fingerprint="two")
+    assert again.fingerprint == "one", "the log still holds tokens of the first build"
+
+
+async def orphan(driver: Driver) -> JobId:
+    id = await driver.enqueue()
+    job = await driver.claim_one("a", fingerprint="one")
+    await driver.say(job, "x")
+    await driver.queue.release(id, job.fence)
+    return id
+
+
+async def lose_build(driver: Driver, id: JobId) -> None:
+    await driver.rewind(id, since=1)
+    await driver.redis.zadd(driver.keys.fingerprints, {"one": 1}, xx=True)
+
+
+async def test_wrong_counts_and_empty_tenants_are_put_right(driver: Driver) -> None:
+    await driver.enqueue(num_prompt_tokens=3)
+    await driver.redis.hset(driver.keys.counts, mapping={"jobs": 99, "tok": 7})
+    await driver.redis.zadd(driver.keys.fair("bulk"), {"nobody": 5})
+    swept = await driver.queue.janitor()
+    assert (swept.num_waiting_jobs, swept.num_waiting_tokens, swept.num_tidied) == (1, 3, 1)
+    assert await driver.queue.counts() == (1, 3)
+    assert not await driver.redis.exists(driver.keys.fair("bulk"))
+
+
+# --- repair -----------------------------------------------------------------------------------------------
+
+
+async def test_jobs_survive_the_loss_of_every_index(driver: Driver) -> None:
+    """Only the records and bodies are left; each job goes back to the place its state names."""
+    ids = {
+        "queued": await driver.enqueue(tenant="ann", band="bulk"),
+        "due": await driver.enqueue(not_before=FAR_FUTURE),
+    }
+    running = await driver.enqueue()
+    owner = await driver.claim_one()
+    assert owner.id == running
+    returned = await driver.enqueue()
+    await driver.queue.release(returned, (await driver.claim_one("a")).fence)
+    bound = await driver.enqueue(band="standard")
+    job = await driver.claim_one("a", scan=False)
+    assert job.id == bound
+    await driver.say(job, "x")
+    await driver.queue.release(bound, job.fence)
+    indexes = {"jobs", "fair", "leases", "held", "later", "counts", "bell", "idle", "vt", "fps", "deadlines"}
+    names = [name for name in await driver.key_names() if name.split(":")[0] in indexes]
+    await driver.redis.delete(*(f"{driver.keys.prefix}:{name}" for name in names))
+    assert await driver.queue.renew(30.0, [driver.held(owner)]) == set()
+    for expected, id in ids.items():
+        assert await driver.queue.repair(id) == expected
+    assert await driver.queue.repair(running) == "ok", "its owner has renewed"
+    assert await driver.queue.repair(returned) == "handed"
+    assert await driver.queue.repair(bound) == "handed"
+    for id in (*ids.values(), running, returned, bound):
+        assert await driver.queue.repair(id) == "ok"
+    claimed = await driver.claim()
+    assert {job.id for job in claimed.deliveries} == {*ids.values(), returned, bound}
+
+
+async def test_repair_leases_a_running_job_whose_owner_is_gone(driver: Driver) -> None:
+    id = await driver.enqueue()
+    await driver.claim_one()
+    await driver.redis.delete(driver.keys.leases("interactive"))
+    assert await driver.queue.repair(id) == "leased"
+    await driver.end_lease(id)
+    assert (await driver.claim_one()).tries == 2
+
+
+async def test_repair_joins_a_tenant_nobody_would_look_at(driver: Driver) -> None:
+    id = await driver.enqueue(tenant="ann")
+    await driver.redis.delete(driver.keys.fair("interactive"))
+    assert await driver.queue.repair(id) == "joined"
+    assert (await driver.claim_one()).id == id
+
+
+async def test_repair_of_nothing_says_so(driver: Driver) -> None:
+    assert await driver.queue.repair(new_job_id(driver.queue.name)) == "gone"
+
+
+async def test_an_epoch_lasts_as_long_as_the_data(driver: Driver) -> None:
+    first = await driver.queue.epoch()
+    assert first == await driver.queue.epoch()
+    await driver.redis.delete(driver.keys.epoch)
+    assert await driver.queue.epoch() != first
+
+
+# --- after the drain --------------------------------------------------------------------------------------
+
+
+async def test_nothing_grows_with_the_number_of_jobs_that_have_ended(driver: Driver) -> None:
+    """Keys of ended jobs have an end; those of the queue are as many after 400 jobs as after 20."""
+    kinds = []
+    for _ in range(20):
+        ids = [await driver.enqueue(tenant=f"t{number}", timeout_s=900.0) for number in range(20)]
+        for job in (await driver.claim(credit=20)).deliveries:
+            await driver.say(job, "a")
+            await driver.finish(job, seq=2, num_tokens=1)
+        for id in ids:
+            assert await driver.redis.pttl(driver.keys.job(id)) > 0
+            assert await driver.redis.pttl(driver.keys.tokens(id)) > 0
+        assert await driver.queue.fold_ended(older_than_s=-1.0) == 20
+        await driver.redis.delete(*(driver.keys.job(id) for id in ids), *(driver.keys.result(id) for id in ids))
+        kinds.append(await driver.key_names())
+    assert kinds[0] == kinds[-1] | {"bell"} & kinds[0]
+    assert kinds[-1] <= {"usage", "vt", "last:w", "bell", "counts", "idle:interactive"}
+    assert await driver.redis.zcard(driver.keys.idle("interactive")) <= 20

@@ -1,0 +1,14 @@
+"""A tiny model on disk, for programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jitney_worker.model.tiny import make_tiny
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("models") / "tiny-llama")

@@ -1,0 +1,130 @@
+"""`jitney up`: one ready line, a stack that answers, and an end that leaves nothing behind."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from pathlib import Path
+
+import orjson
+import pytest
+from openai import OpenAI
+from tests.e2e.programs import LIVENESS_S, children_of, is_alive, program, words
+
+from jitney import Client
+
+UP = ("--port", "0", "--max-num-seqs", "4", "--num-kv-blocks", "64", "--num-threads", "1")
+
+
+def up(model: Path, data_dir: Path, *more: str) -> tuple[str, ...]:
+    return ("up", "--model", str(model), "--data-dir", str(data_dir), *UP, *more)
+
+
+def until_gone(pids: set[int]) -> None:
+    deadline = time.monotonic() + LIVENESS_S
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, "children outlived their parent"
+
+
+def test_up_says_ready_once_serves_and_leaves_nothing_behind(tiny_model: Path, tmp_path: Path) -> None:
+    with program(*up(tiny_model, tmp_path)) as stack:
+        ready = words(stack.until_line("ready "))
+        assert set(ready) == {"redis", "api", "queue"}
+        assert ready["queue"] == "tiny-llama"
+        assert (tmp_path / "redis.url").read_text().strip() == ready["redis"]
+        with Client(ready["redis"]) as client:
+            answer = client.generate("Once", max_tokens=8, temperature=0, ignore_eos=True)
+        openai = OpenAI(base_url=f"{ready['api']}/v1", api_key="none")
+        said = openai.completions.create(model=ready["queue"], prompt="Once", max_tokens=8, temperature=0)
+        assert answer.usage["completion_tokens"] == 8
+        assert said.choices[0].text == answer.text or said.choices[0].finish_reason == "stop"
+        with urllib.request.urlopen(f"{ready['api']}/readyz") as reply:
+            assert reply.status == 200
+        pids = children_of(stack.pid)
+        assert len(pids) >= 3
+        stack.terminate()
+        assert stack.wait() == 0
+        assert not any(is_alive(pid) for pid in pids)
+        assert sum(line.startswith("ready ") for line in stack.lines) == 1
+        assert not (tmp_path / "redis.url").exists()
+        assert any("curl -N" in line for line in stack.stdout)
+
+
+def test_a_killed_up_takes_its_children_with_it(tiny_model: Path, tmp_path: Path) -> None:
+    with program(*up(tiny_model, tmp_path)) as stack:
+        stack.until_line("ready ")
+        pids = children_of(stack.pid)
+        stack.kill()
+        stack.wait()
+    until_gone(pids)
+
+
+def test_jobs_wait_when_there_is_no_worker_and_survive_a_restart(tiny_model: Path, tmp_path: Path) -> None:
+    with program(*up(tiny_model, tmp_path, "--workers", "0")) as stack:
+        ready = words(stack.until_line("ready "))
+        with Client(ready["redis"], queue=ready["queue"]) as client:
+            job_id = client.enqueue([1, 2, 3], max_tokens=5, ignore_eos=True).id
+        with urllib.request.urlopen(f"{ready['api']}/readyz") as reply:
+            assert reply.status == 200
+        stack.terminate()
+        assert stack.wait() == 0
+    with program(*up(tiny_model, tmp_path)) as stack:
+        ready = words(stack.until_line("ready "))
+        with Client(ready["redis"], queue=ready["queue"]) as client:
+            assert len(client.job(job_id).result(timeout_s=LIVENESS_S).token_ids) == 5
+        stack.terminate()
+        assert stack.wait() == 0
+
+
+def test_a_second_up_on_the_same_folder_is_refused_by_name(tiny_model: Path, tmp_path: Path) -> None:
+    with program(*up(tiny_model, tmp_path, "--workers", "0")) as first:
+        first.until_line("ready ")
+        with program(*up(tiny_model, tmp_path)) as second:
+            assert second.wait() == 1
+            assert any(str(tmp_path) in line and "--data-dir" in line for line in second.lines)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words_"),
+    [
+        (("--num-kv-blocks", "8", "--kv-cache-bytes", "1000"), "both size the KV cache"),
+        (("--max-num-seqs", "4096", "--max-num-batched-tokens", "64"), "max_num_seqs=4096"),
+        (("--policy", "sometimes"), "policy"),
+        (("--model", "no-such-model"), "no-such-model"),
+        (("--queue", "Not A Queue"), "Not A Queue"),
+    ],
+)
+def test_a_wrong_flag_is_refused_by_name_and_value_before_anything_starts(
+    tiny_model: Path, tmp_path: Path, flags: tuple[str, ...], words_: str
+) -> None:
+    with program("up", "--model", str(tiny_model), "--data-dir", str(tmp_path), "--port", "0", *flags) as stack:
+        assert stack.wait() == 1
+    assert any(words_ in line for line in stack.lines), stack.lines
+    assert not any("Traceback" in line for line in stack.lines)
+
+
+def test_bench_measures_the_whole_path_and_writes_its_figures(tiny_model: Path, tmp_path: Path) -> None:
+    jobs = [{"prompt": [n % 50 + 1] * 12, "out": n % 5 + 8} for n in range(40)]
+    (tmp_path / "load.json").write_bytes(orjson.dumps({"model": "tiny", "warm": [[1, 2, 3]], "w5": jobs}))
+    flags = ("--workload", str(tmp_path / "load.json"), "--name", "W5", "--json", str(tmp_path / "out.json"))
+    with program("bench", *flags, "--model", str(tiny_model), "--dtype", "float32") as run:
+        assert run.wait() == 0
+    result = orjson.loads((tmp_path / "out.json").read_bytes())
+    assert (result["name"], result["mode"], result["num_jobs"]) == ("W5", "path", 40)
+    assert result["output_tokens"] == sum(job["out"] for job in jobs)
+    assert result["prompt_tokens"] == 480
+    assert (result["dtype"], result["device"]) == ("float32", "cpu")
+    assert [len(ids) for ids in result["first_token_ids"]] == [8, 9, 10, 11]
+    assert set(result["completion_s"]) == {"mean", "p50", "p99"}
+    assert result["tokens_per_s"] > 0
+    assert result["peak_rss_mb"] > 0
+
+
+def test_the_demo_seats_sixteen_prompts_prints_their_answers_and_cleans_up(tiny_model: Path) -> None:
+    with program("demo", "--model", str(tiny_model)) as run:
+        assert run.wait() == 0
+    text = "\n".join(run.stdout)
+    assert text.count("joined") == 16
+    assert text.count(" left ") == 16
+    assert "16 answers" in text
+    assert "shut down" in text

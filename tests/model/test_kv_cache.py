@@ -1,0 +1,46 @@
+"""How much memory the cache takes, and who decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from jitney.errors import SettingsError
+from jitney_worker.model.cache import CPU_MAX_BYTES, KVCache, bytes_per_block, default_budget, num_blocks_for
+from jitney_worker.model.config import ModelConfig
+from jitney_worker.model.runner import load_runner
+
+
+def test_a_budget_buys_whole_blocks_and_the_scratch_block_is_paid_from_it(tiny_llama: Path) -> None:
+    config = ModelConfig.of_directory(tiny_llama)
+    each = bytes_per_block(config, 16, torch.float32)
+    assert each == 2 * 2 * 2 * 32 * 4 * 16
+    for budget, num_blocks in ((each * 10, 9), (each * 11 - 1, 9), (each * 2, 1)):
+        assert num_blocks_for(budget, config, 16, torch.float32) == num_blocks
+        cache = KVCache(config, num_blocks, 16, torch.float32, torch.device("cpu"))
+        assert cache.num_bytes <= budget
+
+
+def test_a_budget_below_two_blocks_is_refused_with_the_numbers(tiny_llama: Path) -> None:
+    config = ModelConfig.of_directory(tiny_llama)
+    with pytest.raises(SettingsError, match=r"kv_cache_bytes=1000 is too little.* 32768 bytes"):
+        num_blocks_for(1_000, config, 16, torch.float32)
+
+
+def test_bfloat16_buys_twice_as_many_blocks(tiny_llama: Path) -> None:
+    by_dtype = {
+        dtype: load_runner(tiny_llama, dtype=dtype, device="cpu", kv_cache_bytes=1 << 20).num_blocks
+        for dtype in ("float32", "bfloat16")
+    }
+    assert by_dtype == {"float32": 31, "bfloat16": 63}
+
+
+def test_the_default_budget_is_within_its_bounds() -> None:
+    assert 0 < default_budget(torch.device("cpu")) <= CPU_MAX_BYTES
+
+
+def test_num_blocks_wins_over_bytes(tiny_llama: Path) -> None:
+    runner = load_runner(tiny_llama, dtype="float32", device="cpu", num_blocks=5, kv_cache_bytes=1 << 20, block_size=8)
+    assert (runner.num_blocks, runner.block_size) == (5, 8)

@@ -1,0 +1,116 @@
+"""What is read from config.json, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jitney.errors import ModelError, SettingsError
+from jitney_worker.model.config import ModelConfig, RopeConfig, model_config
+from jitney_worker.model.runner import load_runner, pick_device, pick_dtype
+from jitney_worker.model.tiny import make_tiny
+
+
+@pytest.fixture
+def raw(tiny_llama: Path) -> dict[str, Any]:
+    """A valid config.json to spoil."""
+    config: dict[str, Any] = json.loads((tiny_llama / "config.json").read_text())
+    return config
+
+
+def read(raw: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelConfig:
+    return model_config(raw, generation or {}, where="here")
+
+
+def test_an_architecture_outside_the_family_is_named_with_what_is_served(raw: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match=r"GPT2LMHeadModel is not served; served are LlamaForCausalLM, Mistral"):
+        read(raw | {"architectures": ["GPT2LMHeadModel"]})
+    with pytest.raises(ModelError, match=r"none named \(model_type 'bert'\) is not served"):
+        read({"model_type": "bert"})
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"quantization_config": {"quant_method": "awq"}}, "'awq'"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+        ({"hidden_size": None}, "hidden_size=None"),
+        ({"vocab_size": -3}, "vocab_size=-3"),
+        ({"num_key_value_heads": 3}, "4 heads do not divide among 3 KV heads"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name_and_value(
+    raw: dict[str, Any], change: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        read(raw | change)
+    assert named in str(caught.value)
+
+
+def test_rope_is_read_from_new_and_old_files_alike(raw: dict[str, Any]) -> None:
+    del raw["rope_parameters"]
+    numbers = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    new = read(raw | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **numbers}})
+    old = read(raw | {"rope_theta": 500_000, "rope_scaling": {"type": "llama3", **numbers}})
+    assert new.rope == old.rope == RopeConfig(5e5, "llama3", tuple(sorted(numbers.items())))
+    assert read(raw).rope == RopeConfig(10_000.0, "default", ())
+
+
+def test_end_tokens_come_from_the_generation_config_first(raw: dict[str, Any]) -> None:
+    assert read(raw | {"eos_token_id": 7}).eos_token_ids == (7,)
+    assert read(raw | {"eos_token_id": 7}, {"eos_token_id": [3, 4]}).eos_token_ids == (3, 4)
+    assert read(raw | {"eos_token_id": None}).eos_token_ids == ()
+
+
+def test_a_sliding_window_counts_only_where_a_sequence_can_outgrow_it(raw: dict[str, Any]) -> None:
+    mistral = raw | {"architectures": ["MistralForCausalLM"], "max_position_embeddings": 100}
+    assert read(mistral | {"sliding_window": 24}).windows == (24, 24)
+    assert read(mistral | {"sliding_window": 100}).windows == (None, None)
+    assert read(raw | {"sliding_window": 24}).windows == (None, None)
+    qwen = raw | {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 24, "max_window_layers": 1}
+    assert read(qwen | {"use_sliding_window": True}).windows == (None, 24)
+    assert read(qwen | {"use_sliding_window": False}).windows == (None, None)
+
+
+def test_a_directory_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json is missing"):
+        load_runner(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="cannot be read"):
+        load_runner(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ModelError, match="does not hold a JSON object"):
+        load_runner(tmp_path)
+
+
+def test_auto_picks_what_the_machine_has() -> None:
+    device = pick_device("auto")
+    assert device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    fast_bfloat16 = any(torch.cpu.get_capabilities().get(name) for name in ("avx512_bf16", "amx_bf16"))
+    assert pick_dtype("auto", torch.device("cpu")) is (torch.bfloat16 if fast_bfloat16 else torch.float32)
+
+
+def test_an_unknown_dtype_or_device_is_refused_by_value() -> None:
+    with pytest.raises(SettingsError, match="dtype='int3' is unknown"):
+        pick_dtype("int3", torch.device("cpu"))
+    with pytest.raises(SettingsError, match="device='abacus' is unknown"):
+        pick_device("abacus")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(SettingsError, match="torch sees no GPU"):
+        pick_device("cuda")
+
+
+def test_facts_of_a_runner_are_those_of_its_files(tmp_path: Path) -> None:
+    directory = make_tiny(tmp_path, family="qwen3", overrides={"max_position_embeddings": 77, "eos_token_id": [2, 0]})
+    runner = load_runner(directory, dtype="float32", device="cpu", num_blocks=3)
+    assert (runner.vocab_size, runner.max_model_len, runner.eos_token_ids) == (512, 77, (2, 0))
+    assert (runner.dtype, runner.device, runner.num_blocks, runner.block_size) == ("float32", "cpu", 3, 16)
