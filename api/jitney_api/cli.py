@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
 from typing import Annotated
@@ -41,7 +42,10 @@ def api(
 
 
 def serve(settings: ApiSettings) -> None:
-    """Serve until SIGTERM or SIGINT; open streams may go on for `drain_timeout_s`."""
+    """Serve until SIGTERM or SIGINT; open streams may go on for `drain_timeout_s`. Then the exit code is 0."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn sends the signal once more after it has stopped in good order.
+        signal.signal(number, _leave)
     config = uvicorn.Config(
         create_app(settings),
         host=settings.host,
@@ -52,3 +56,7 @@ def serve(settings: ApiSettings) -> None:
         timeout_graceful_shutdown=round(settings.drain_timeout_s),
     )
     _AnnouncingServer(config).run()
+
+
+def _leave(_number: int, _frame: object) -> None:
+    raise SystemExit(0)

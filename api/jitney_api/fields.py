@@ -25,8 +25,6 @@ IGNORED: Final = frozenset(
         "parallel_tool_calls",
         # vLLM's: the id of a job is always made here.
         "request_id",
-        # vLLM's: how prompts of chat templates begin; there is no other way here.
-        "add_generation_prompt",
     }
 )
 
@@ -55,6 +53,7 @@ REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     "prompt_logprobs": _ANY,
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
+    "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "chat_template": _ANY,
     "chat_template_kwargs": ({},),

@@ -21,7 +21,7 @@ from jitney_api.fields import refuse_unsupported
 from jitney_api.frames import StreamFormat, frames_for
 from jitney_api.schemas import JobRequest, parse
 from jitney_api.service import Service, answering, service_of
-from jitney_api.sse import EventStream
+from jitney_api.sse import EventStream, StreamTerms
 from jitney_api.translate import detached_job
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -81,7 +81,8 @@ async def job_events(
     frames = frames_for(stream_format, heading, include_usage=include_usage)
     # What is in the log already goes out in the first write; otherwise the headers need not wait.
     hold_s = service.settings.headers_hold_s if status.seq > cursor else 0.0
-    return EventStream(service.client.reader, status.id, frames, service.settings, cursor=cursor, hold_s=hold_s)
+    terms = StreamTerms(cursor=cursor, hold_s=hold_s)
+    return EventStream(service.client.reader, status.id, frames, service.settings, terms)
 
 
 def _links(job_id: JobId) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from jitney_api.fields import refuse_unsupported
 from jitney_api.frames import StreamFormat, frames_for
 from jitney_api.schemas import ChatRequest, CompletionRequest, check_stream_options, parse
 from jitney_api.service import service_of
-from jitney_api.sse import EventStream, WholeAnswer
+from jitney_api.sse import EventStream, StreamTerms, WholeAnswer
 from jitney_api.translate import chat_job, completion_job
 
 router = APIRouter(tags=["openai"])
@@ -95,13 +95,7 @@ async def _answer(
 
     if not asked.stream:
         return WholeAnswer(service.client.reader, heading, whole, on_gone=on_gone)
+    terms = StreamTerms(hold_s=service.settings.headers_hold_s, on_first=refuse_if_failed, on_gone=on_gone)
     include_usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
-    return EventStream(
-        service.client.reader,
-        job.id,
-        frames_for(stream_format, heading, include_usage=include_usage),
-        service.settings,
-        hold_s=service.settings.headers_hold_s,
-        on_first=refuse_if_failed,
-        on_gone=on_gone,
-    )
+    frames = frames_for(stream_format, heading, include_usage=include_usage)
+    return EventStream(service.client.reader, job.id, frames, service.settings, terms)

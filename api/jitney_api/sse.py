@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import orjson
@@ -75,24 +76,26 @@ async def _close(send: Send, last_words: bytes) -> None:
     await send({"type": "http.response.body", "body": last_words, "more_body": False})
 
 
-class EventStream(Response):
-    """Frames of a job's events after `cursor`, each write holding all that had arrived.
+@dataclass(frozen=True, slots=True)
+class StreamTerms:
+    """How a stream begins, and what it means when its reader leaves.
 
-    hold_s: how long to wait for the first event before answering 200. on_first: sees an event that came in
-    time, and may refuse by raising. on_gone: what to do when the reader leaves before the job has ended.
+    cursor: seq of the last event already seen. hold_s: how long to wait for the first event before answering
+    200. on_first: sees an event that came in time, and may refuse by raising. on_gone: called when the reader
+    leaves before the job has ended.
     """
 
+    cursor: int = 0
+    hold_s: float = 0.0
+    on_first: OnFirst | None = None
+    on_gone: OnGone | None = None
+
+
+class EventStream(Response):
+    """Frames of a job's events, each write holding all that had arrived."""
+
     def __init__(
-        self,
-        reader: ChannelReader,
-        job_id: str,
-        frames: Frames,
-        settings: ApiSettings,
-        *,
-        cursor: int = 0,
-        hold_s: float = 0.0,
-        on_first: OnFirst | None = None,
-        on_gone: OnGone | None = None,
+        self, reader: ChannelReader, job_id: str, frames: Frames, settings: ApiSettings, terms: StreamTerms
     ) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no", JOB_ID_HEADER: job_id}
         super().__init__(headers=headers, media_type="text/event-stream")
@@ -102,10 +105,7 @@ class EventStream(Response):
         self._job_id = job_id
         self._frames = frames
         self._settings = settings
-        self._cursor = cursor
-        self._hold_s = hold_s
-        self._on_first = on_first
-        self._on_gone = on_gone
+        self._terms = terms
         self._has_started = False
         self._is_over = False
 
@@ -113,8 +113,8 @@ class EventStream(Response):
         try:
             await unless_gone(receive, self._tell(send))
         except ClientGone:
-            if self._on_gone is not None and not self._is_over:
-                await self._on_gone()
+            if self._terms.on_gone is not None and not self._is_over:
+                await self._terms.on_gone()
         except asyncio.CancelledError:
             # Only a server that stops cancels a request. It waits for no more than these last words.
             if not self._has_started:
@@ -124,7 +124,8 @@ class EventStream(Response):
     async def _tell(self, send: Send) -> None:
         """Headers, frames, and the end. Before the headers errors are raised, after them they are a frame."""
         try:
-            async with self._reader.follow(self._job_id, 0 if self._frames.needs_past else self._cursor) as stream:
+            cursor = 0 if self._frames.needs_past else self._terms.cursor
+            async with self._reader.follow(self._job_id, cursor) as stream:
                 await self._start(stream, send)
                 await self._go_on(stream, send)
             last = b""
@@ -143,9 +144,10 @@ class EventStream(Response):
         await _close(send, last)
 
     async def _start(self, stream: Follower, send: Send) -> None:
-        messages = await stream.read(self._hold_s) if self._hold_s > 0 else []
-        if messages and self._on_first is not None:
-            self._on_first(messages[0].event, self._job_id)
+        terms = self._terms
+        messages = await stream.read(terms.hold_s) if terms.hold_s > 0 else []
+        if messages and terms.on_first is not None:
+            terms.on_first(messages[0].event, self._job_id)
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         self._has_started = True
         # With nothing to say yet the comment carries the headers through proxies that wait for a body.
@@ -165,7 +167,7 @@ class EventStream(Response):
         self._is_over = True
 
     def _spoken(self, messages: list[Message]) -> bytes:
-        cursor = self._cursor
+        cursor = self._terms.cursor
         frames = [(message.event.seq, self._frames.of(message)) for message in messages]
         return b"".join(frame for seq, frame in frames if seq > cursor)
 

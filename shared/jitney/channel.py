@@ -20,10 +20,11 @@ from redis.exceptions import RedisError
 
 from jitney.connection import connect, connect_once
 from jitney.errors import JitneyError, QueueUnavailable, StreamLost
-from jitney.follower import Follower, Message, parse
+from jitney.follower import Follower, Message
 from jitney.joblog import LogPage, LogReader, backoff_s
 from jitney.keys import Keys, queue_of
 from jitney.logs import logger
+from jitney.subscription import Subscription
 from jitney.tasks import end_tasks
 
 __all__ = ["ChannelReader", "Follower", "Message"]
@@ -38,34 +39,6 @@ NUM_LOG_CONNECTIONS = 8
 _BURST = 64
 
 _log = logger()
-
-
-class _Subscription:
-    """The followers of one job in this process."""
-
-    def __init__(self, job_id: str) -> None:
-        self.job_id = job_id
-        self.followers: set[Follower] = set()
-        self.confirmed = asyncio.Event()
-        self.heard_at = asyncio.get_running_loop().time()
-
-    @property
-    def newest(self) -> int:
-        """The seq up to which every follower has been served."""
-        return min(follower.newest for follower in self.followers)
-
-    def look(self) -> None:
-        for follower in self.followers:
-            follower.look()
-
-    def deliver(self, published: bytes) -> None:
-        """Hand on one published message: one event a line."""
-        messages = [parse(line) for line in published.split(b"\n")]
-        readable = [message for message in messages if message is not None]
-        for follower in self.followers:
-            follower.offer(readable)
-        if len(readable) < len(messages):
-            self.look()
 
 
 class ChannelReader:
@@ -93,11 +66,12 @@ class ChannelReader:
         self._max_outage_s = max_outage_s
         self._max_messages = max_messages
         self._max_bytes = max_bytes
-        self._wanted: dict[bytes, _Subscription] = {}
+        self._wanted: dict[bytes, Subscription] = {}
         self._sent: set[bytes] = set()
         self._live: set[bytes] = set()
         self._changed = asyncio.Event()
         self._has_sent = asyncio.Event()
+        self._is_closed = False
         self._trouble: BaseException | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._reads: set[asyncio.Task[LogPage | None]] = set()
@@ -111,6 +85,8 @@ class ChannelReader:
         Raises InvalidJob for what is no job id, QueueUnavailable when the channel cannot be opened. Iterating
         raises JobNotFound for an unknown job, StreamLost when the log vanishes meanwhile.
         """
+        if self._is_closed:
+            raise QueueUnavailable("the channel reader was closed")
         follower = Follower(
             job_id,
             cursor,
@@ -128,8 +104,8 @@ class ChannelReader:
 
     async def aclose(self) -> None:
         """End every follower and close the connections."""
-        tasks, self._tasks = self._tasks, []
-        await end_tasks(tasks)
+        self._is_closed = True
+        await end_tasks(self._tasks)
         self._fail_all(QueueUnavailable("the channel reader was closed"))
         await asyncio.gather(*self._reads, return_exceptions=True)
         await self._channel_redis.aclose()
@@ -149,13 +125,15 @@ class ChannelReader:
         channel = Keys(queue_of(follower.job_id)).tokens(follower.job_id).encode()
         subscription = self._wanted.get(channel)
         if subscription is None:
-            subscription = self._wanted[channel] = _Subscription(follower.job_id)
+            subscription = self._wanted[channel] = Subscription(follower.job_id)
             if channel in self._live:
                 subscription.confirmed.set()
         subscription.followers.add(follower)
         self._changed.set()
         if not self._tasks:
             self._tasks = [asyncio.create_task(self._serve()), asyncio.create_task(self._watch())]
+            for task in self._tasks:
+                task.add_done_callback(self._on_end)
         return channel
 
     async def _opened(self, channel: bytes) -> None:
@@ -176,6 +154,12 @@ class ChannelReader:
         if not subscription.followers:
             del self._wanted[channel]
             self._changed.set()
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        """Neither task ends by itself: an error in one is told to everybody, instead of a silence for ever."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("channel_reader_failed", error=repr(error))
+            self._fail_all(QueueUnavailable(f"the channel reader failed: {error!r}"))
 
     def _fail_all(self, error: JitneyError, *, queue: str | None = None) -> None:
         for subscription in self._wanted.values():
@@ -291,7 +275,7 @@ class ChannelReader:
             except (RedisError, OSError) as error:
                 _log.debug("quiet_jobs_not_checked", error=str(error))  # the next round will
 
-    async def _look_after(self, quiet: list[_Subscription]) -> None:
+    async def _look_after(self, quiet: list[Subscription]) -> None:
         lost = await self._logs.changed_epochs({queue_of(one.job_id) for one in self._wanted.values()})
         for queue in lost:
             self._fail_all(StreamLost(f"the data of queue {queue!r} was replaced"), queue=queue)

@@ -43,11 +43,13 @@ class LogReader:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._queues: dict[str, Queue] = {}
-        self._epochs: dict[str, bytes] = {}
+        self._epochs: dict[str, bytes | None] = {}
 
     async def read(self, job_id: str, cursor: int) -> LogPage | None:
         """The next page, at most LOG_PAGE events; None when neither log nor job exists."""
         queue = self._queue(queue_of(job_id))
+        if queue.name not in self._epochs:
+            await self.changed_epochs({queue.name})
         payloads = await queue.read_log(JobId(job_id), cursor, count=LOG_PAGE)
         if payloads is None:
             return None
@@ -87,12 +89,9 @@ class LogReader:
             answers = await pipe.execute()
         changed = set()
         for name, epoch in zip(names, answers, strict=True):
-            if epoch != self._epochs.setdefault(name, epoch):
+            known, self._epochs[name] = self._epochs.get(name), epoch
+            if known is not None and epoch != known:
                 changed.add(name)
-            if epoch is None:
-                del self._epochs[name]
-            else:
-                self._epochs[name] = epoch
         return changed
 
     def _queue(self, name: str) -> Queue:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.client.scripted_worker import ScriptedWorker
 
 from jitney.async_client import AsyncClient
 from jitney.connection import Redis
-from tests.client.scripted_worker import ScriptedWorker
 
 
 @pytest.fixture(autouse=True)

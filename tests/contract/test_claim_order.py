@@ -10,6 +10,8 @@ from contract_driver import Driver
 from jitney.connection import connect_blocking
 from jitney.embedded import EmbeddedServer
 from jitney.keys import Band
+from jitney.messages import Event
+from jitney.queue import Append
 
 
 async def picks(driver: Driver, number: int) -> list[str]:
@@ -129,9 +131,6 @@ async def test_the_end_settles_what_the_answer_really_cost(driver: Driver) -> No
 
 
 async def test_the_true_prompt_replaces_the_estimate_in_the_account(driver: Driver) -> None:
-    from jitney.messages import Event
-    from jitney.queue import Append
-
     for tenant in ("ann", "bob"):
         for _ in range(3):
             await driver.enqueue(tenant=tenant, num_prompt_tokens=100, max_tokens=10)
@@ -141,6 +140,27 @@ async def test_the_true_prompt_replaces_the_estimate_in_the_account(driver: Driv
     await driver.queue.append([Append(second.id, second.fence, 1, 0, [started], b"", 5)])
     assert await driver.redis.zscore(driver.keys.fair("interactive"), "ann") == 910.0
     assert await driver.redis.zscore(driver.keys.fair("interactive"), "bob") == 15.0
+
+
+async def test_a_debt_waits_for_a_tenant_that_is_away(driver: Driver) -> None:
+    """Charged 10 + 100, used 10 + 300: the difference is not forgotten because nothing of hers waits."""
+    await driver.enqueue(tenant="ann", num_prompt_tokens=10, max_tokens=100)
+    job = await driver.claim_one()
+    assert await driver.redis.zscore(driver.keys.idle("interactive"), "ann") == 110.0
+    await driver.finish(job, num_tokens=300)
+    assert await driver.redis.zscore(driver.keys.idle("interactive"), "ann") == 310.0
+    await driver.enqueue(tenant="ann")
+    assert await driver.redis.zscore(driver.keys.fair("interactive"), "ann") == 310.0
+    assert not await driver.redis.exists(driver.keys.idle("interactive"))
+
+
+async def test_a_tenant_without_debt_leaves_nothing_behind(driver: Driver) -> None:
+    """Paid back to where everybody is: a tenant that never returns needs no memory."""
+    await driver.enqueue(tenant="ann", num_prompt_tokens=10, max_tokens=100)
+    job = await driver.claim_one()
+    await driver.redis.hset(driver.keys.virtual_time, "interactive", "50")
+    await driver.finish(job)
+    assert not await driver.redis.exists(driver.keys.idle("interactive"))
 
 
 async def test_a_job_that_comes_back_is_not_charged_again(driver: Driver) -> None:

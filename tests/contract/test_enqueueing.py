@@ -7,7 +7,7 @@ from contract_driver import Driver
 
 from jitney.connection import connect_once
 from jitney.errors import IdempotencyConflict, InvalidJob, Overloaded, QueueUnavailable
-from jitney.queue import Entry, Limits, Queue
+from jitney.queue import Delivery, Entry, Limits, Queue
 
 FAR_FUTURE = 4_000_000_000.0
 
@@ -168,13 +168,36 @@ async def test_the_pause_is_the_backlog_over_the_measured_rate(driver: Driver) -
 
 
 async def test_the_rate_is_measured_where_jobs_end(driver: Driver) -> None:
-    """One window of 10 s with 5 + 45 tokens: 5 a second."""
-    await driver.enqueue(num_prompt_tokens=5)
-    seconds, _ = await driver.redis.time()
-    await driver.redis.hset(driver.keys.virtual_time, mapping={"from": (seconds - 10) * 1_000, "sum": 0})
-    await driver.finish(await driver.claim_one(), num_tokens=45)
-    rate = float(await driver.redis.hget(driver.keys.virtual_time, "rate"))
-    assert 4.4 < rate <= 5.0, "the clock went on by less than a second in between"
+    """Three jobs of 5 + 45 tokens in one window, one of 5 in the next: the mean of the two rates."""
+    for _ in range(4):
+        await driver.enqueue(num_prompt_tokens=5)
+    first, second, third, fourth = (await driver.claim()).deliveries
+    await driver.finish(first, num_tokens=45)
+    await driver.finish(second, num_tokens=45)
+    low, high = await rate_bounds(driver, third, num_tokens=45, in_window=150)
+    rate = await measured_rate(driver)
+    assert low <= rate <= high
+    low, high = await rate_bounds(driver, fourth, num_tokens=0, in_window=5)
+    assert (rate + low) / 2 <= await measured_rate(driver) <= (rate + high) / 2
+
+
+async def rate_bounds(driver: Driver, job: Delivery, *, num_tokens: int, in_window: int) -> tuple[float, float]:
+    """End a job ten seconds into the window; tokens per second at most and at least, by the server's clock."""
+    before = await server_time(driver)
+    began = before - 10.0
+    await driver.redis.hset(driver.keys.virtual_time, "from", str(int(began * 1_000)))
+    await driver.finish(job, num_tokens=num_tokens)
+    after = await server_time(driver)
+    return in_window / (after - began + 0.01), in_window / (before - began - 0.01)
+
+
+async def server_time(driver: Driver) -> float:
+    seconds, microseconds = await driver.redis.time()
+    return float(seconds) + microseconds / 1e6
+
+
+async def measured_rate(driver: Driver) -> float:
+    return float(await driver.redis.hget(driver.keys.virtual_time, "rate"))
 
 
 async def test_a_server_that_does_not_answer_is_unavailable(queue_name: str) -> None:

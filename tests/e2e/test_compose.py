@@ -267,7 +267,7 @@ class Here:
 
     def command(self, words: list[str]) -> list[str]:
         first, *rest = (self.word(word) for word in words)
-        programs = {"jitney": [sys.executable, "-m", "jitney"], "python": [sys.executable]}
+        programs = {"jitney": [str(Path(sys.executable).with_name("jitney"))], "python": [sys.executable]}
         if first == "redis-cli":
             rest = ["-p", str(self.redis_port), *rest]
         return [*programs.get(first, [first]), *rest]

@@ -20,6 +20,7 @@ BUILDERS: dict[str, Callable[[Path], Path]] = {
     "unigram-first": lambda directory: small.unigram(directory, scheme="first"),
     "unigram-never": lambda directory: small.unigram(directory, scheme="never"),
     "wordpiece": small.wordpiece,
+    "fused-bytes": small.fused_bytes,
 }
 Build = Callable[[str], Path]
 

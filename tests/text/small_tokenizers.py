@@ -100,6 +100,15 @@ def wordpiece(directory: Path) -> Path:
     return write(directory, tokenizer, {"eos_token": "[SEP]", "unk_token": "[UNK]"}, None)
 
 
+def fused_bytes(directory: Path) -> Path:
+    """Bytes again, but behind a decoder that the text room does not take apart."""
+    byte_bpe(directory)
+    tokenizer = original(directory)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
 def write(
     directory: Path, tokenizer: Tokenizer, config: dict[str, Any], template: str | None, change: Any = None
 ) -> Path:

@@ -21,7 +21,7 @@ Build = Callable[[str], Path]
 BYTE_LEVEL = ("byte-bpe", "byte-bpe-bos", "smollm2")
 FALLBACK = ("spm-bpe", "spm-bpe-keep")
 METASPACE = ("unigram", "unigram-first", "unigram-never")
-EVERY = (*BYTE_LEVEL, *FALLBACK, *METASPACE, "wordpiece")
+OTHER = ("wordpiece", "fused-bytes")
 
 FAMILY = "👨‍👩‍👧‍👦"
 TEXTS = {
@@ -161,7 +161,7 @@ def ids_of(kind: str, tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
     return st.lists(st.one_of(anything, st.sampled_from(short or [0])), max_size=40)
 
 
-@pytest.mark.parametrize("kind", [*BYTE_LEVEL, *METASPACE, "wordpiece"])
+@pytest.mark.parametrize("kind", [*BYTE_LEVEL, *METASPACE, *OTHER])
 def test_the_texts_and_the_flush_are_what_tokenizers_decodes(build: Build, load: Load, kind: str) -> None:
     tokenizer, reference = load(kind), small.original(build(kind))
 
@@ -232,7 +232,7 @@ def all_runs_are_whole_or_hopeless(reference: object, ids: list[int]) -> bool:
 # Resuming
 
 
-@pytest.mark.parametrize("kind", ["byte-bpe", "smollm2", "spm-bpe", "unigram", "wordpiece"])
+@pytest.mark.parametrize("kind", ["byte-bpe", "smollm2", "spm-bpe", "unigram", *OTHER])
 def test_replaying_ids_gives_the_text_so_far_and_the_very_same_continuation(load: Load, kind: str) -> None:
     tokenizer = load(kind)
 

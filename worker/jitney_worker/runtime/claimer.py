@@ -12,7 +12,7 @@ import redis.exceptions
 from jitney.connection import BLOCK_MARGIN_S, Redis, connect_blocking
 from jitney.logs import logger
 from jitney.queue import Claimed, Delivery, Queue
-from jitney_worker.runtime.tasks import end
+from jitney.tasks import end_tasks
 from jitney_worker.settings import WorkerSettings
 
 MAX_WAIT_S = 1.0
@@ -81,7 +81,7 @@ class Claimer:
 
     async def stop(self, running: asyncio.Task[None]) -> None:
         """End the task that executes `run`; a claim in progress is not cut short, its jobs are still taken."""
-        await end([running])
+        await end_tasks([running])
         if self._claiming is not None:
             await asyncio.gather(self._claiming, return_exceptions=True)
 

@@ -16,6 +16,7 @@ from jitney.connection import Redis, connect, connect_once
 from jitney.keys import JobId
 from jitney.logs import logger
 from jitney.queue import Queue
+from jitney.tasks import end_tasks
 from jitney.workers import list_workers, remove_worker, write_worker
 from jitney_worker.engine.protocol import Engine
 from jitney_worker.runtime.board import Board, Neighbours
@@ -27,7 +28,6 @@ from jitney_worker.runtime.intake import Intake, ModelLimits
 from jitney_worker.runtime.publisher import Publisher
 from jitney_worker.runtime.roster import Roster
 from jitney_worker.runtime.running import SpellsLogprobs
-from jitney_worker.runtime.tasks import end
 from jitney_worker.settings import WorkerSettings
 from jitney_worker.text.rules import StopRules
 from jitney_worker.text.tokenizer import Tokenizer
@@ -154,7 +154,7 @@ class Worker:
             await self._wind_down(board, in_a_hurry=bool(broken))
             return 1 if broken else 0
         finally:
-            await end([draining, claiming, *others])
+            await end_tasks([draining, claiming, *others])
             with contextlib.suppress(redis.exceptions.RedisError, OSError):
                 await remove_worker(redis_client, self._crew.queue, self._crew.worker_id)
 
@@ -177,7 +177,7 @@ class Worker:
             hurry = asyncio.create_task(self._hurrying.wait())
             timeout_s = self._settings.worker.drain_timeout_s
             await asyncio.wait({empty, hurry}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            await end([empty, hurry])
+            await end_tasks([empty, hurry])
         with contextlib.suppress(redis.exceptions.RedisError, OSError):
             await board.release_all()  # a lease that cannot be given back now runs out by itself
         self._log.info("stopped")

@@ -1,13 +1,11 @@
-"""Colours of jobs: one each while that can be told apart, otherwise one for each range of lengths."""
+"""Colours of jobs: one each while that can be told apart, otherwise one for each kind."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-
+from jitney_worker.simulate.lengths import length_ranges
 from jitney_worker.simulate.scenarios import Scenario, ScenarioJob
 
 _COLOURS = ("#2f6fdb", "#e07b39", "#2a9d6f", "#9b5fc0", "#c9473f", "#8a6d3b", "#d45d9a", "#4a8fa8")
-_MAX_RANGES = 6
 
 
 class Palette:
@@ -19,28 +17,14 @@ class Palette:
             self.colours = _COLOURS[: len(scenario.jobs)]
             self.legend = [(self.colours[0], "computing")]
             return
-        lengths = sorted(job.num_output_tokens for job in scenario.jobs)
-        starts = _range_starts(lengths)
-        self._numbers = {job.name: bisect_right(starts, job.num_output_tokens) - 1 for job in scenario.jobs}
-        self.colours = _COLOURS[: len(starts)]
-        self.legend = list(zip(self.colours, _range_words(lengths, starts), strict=True))
+        kinds = length_ranges(scenario)
+        self._numbers = {
+            job.name: next(number for number, kind in enumerate(kinds) if job.num_output_tokens in kind)
+            for job in scenario.jobs
+        }
+        self.colours = _COLOURS[: len(kinds)]
+        self.legend = [(colour, f"{kind} tokens") for colour, kind in zip(self.colours, kinds, strict=True)]
 
     def number(self, job: ScenarioJob) -> int:
         """Index of the job's colour."""
         return self._numbers[job.name]
-
-
-def _range_starts(lengths: list[int]) -> list[int]:
-    """The shortest length of each range: every length its own range, or about as many jobs in each of six."""
-    distinct = sorted(set(lengths))
-    if len(distinct) <= _MAX_RANGES:
-        return distinct
-    return sorted({lengths[len(lengths) * part // _MAX_RANGES] for part in range(_MAX_RANGES)})
-
-
-def _range_words(lengths: list[int], starts: list[int]) -> list[str]:
-    words = []
-    for start, after in zip(starts, [*starts[1:], lengths[-1] + 1], strict=True):
-        last = max(length for length in lengths if start <= length < after)
-        words.append(f"{start:,} tokens" if start == last else f"{start:,} to {last:,}")
-    return words

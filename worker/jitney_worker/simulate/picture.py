@@ -16,6 +16,8 @@ _GAP = 4
 _MAX_ROW, _MIN_ROW, _MAX_ROWS_HEIGHT = 30, 8, 480
 _PANEL_HEAD, _PANEL_GAP = 30, 22
 _FOOT = 78
+_LEGEND_LINE = 24
+_MAX_STRETCH = 3
 _MAX_TICKS = 11
 _MIN_LABEL_PX = 9.0
 """Pixels that one letter of a bar's label takes, edges included."""
@@ -41,16 +43,19 @@ class _Picture:
 
     def __init__(self, comparison: Comparison) -> None:
         self._comparison = comparison
-        self._last_step = max(run.num_steps for run in comparison.runs)
+        self._last_step = _last_step(comparison)
         self._palette = Palette(comparison.scenario)
         self._row = max(_MIN_ROW, min(_MAX_ROW, _MAX_ROWS_HEIGHT // comparison.num_seats))
         rows = sum(run.num_seats for run in comparison.runs)
         panels = len(comparison.runs)
         self._axis_y = _TOP + panels * _PANEL_HEAD + rows * (self._row + _GAP) + (panels - 1) * _PANEL_GAP
-        self.height = self._axis_y + _FOOT
+        self._legend_lines = _legend_lines(
+            [*self._palette.legend, ("url(#held0)", "ended, seat held"), (_EMPTY, "empty seat")]
+        )
+        self.height = self._axis_y + _FOOT + (len(self._legend_lines) - 1) * _LEGEND_LINE
 
     def _x(self, step: float) -> float:
-        return round(_LEFT + step / self._last_step * (_WIDTH - _LEFT - _RIGHT), 2)
+        return round(_LEFT + min(step / self._last_step, 1.0) * (_WIDTH - _LEFT - _RIGHT), 2)
 
     def lines(self) -> Iterator[str]:
         yield from self._definitions()
@@ -98,7 +103,8 @@ class _Picture:
             f"all done {run.total_s:,.1f} s · {run.tokens_per_s:,.1f} tokens/s · "
             f"mean {run.mean_completion_s:,.1f} s · seats busy {run.busy_share:.0%}"
         )
-        yield _text(_LEFT, y + 19, run.policy, size=15, weight=600)
+        cut = f" (goes on to {run.total_s:,.1f} s)" if run.num_steps > self._last_step else ""
+        yield _text(_LEFT, y + 19, run.policy + cut, size=15, weight=600)
         yield _text(_WIDTH - _RIGHT, y + 19, figures, anchor="end", fill="#3c4350")
 
     def _rows(self, run: PolicyRun, y: float) -> Iterator[str]:
@@ -113,8 +119,10 @@ class _Picture:
                 yield _text(_LEFT - 10, middle, f"seat {seat + 1}", anchor="end", size=12, fill="#5f6673")
             yield self._rect(_LEFT, top, self._x(run.num_steps) - _LEFT, _EMPTY)
         for job in run.jobs:
-            yield from self._bar(job, run, y + job.seat * (self._row + _GAP))
-        yield f'<path d="M{self._x(run.num_steps)} {y - 3}v{height + 6}" stroke="#1d2330" stroke-width="1.5"/>'
+            if job.start_step < self._last_step:
+                yield from self._bar(job, run, y + job.seat * (self._row + _GAP))
+        if run.num_steps <= self._last_step:
+            yield f'<path d="M{self._x(run.num_steps)} {y - 3}v{height + 6}" stroke="#1d2330" stroke-width="1.5"/>'
 
     def _bar(self, run: JobRun, of: PolicyRun, top: float) -> Iterator[str]:
         number = self._palette.number(run.job)
@@ -139,13 +147,31 @@ class _Picture:
         return f'<rect x="{x:g}" y="{y:g}" width="{width:.2f}" height="{self._row}"{corners} fill="{fill}"/>'
 
     def _legend(self) -> Iterator[str]:
-        y = self._axis_y + 42
-        x = float(_LEFT)
-        kinds = [*self._palette.legend, ("url(#held0)", "ended, seat held"), (_EMPTY, "empty seat")]
-        for fill, words in kinds:
-            yield f'<rect x="{x:g}" y="{y}" width="20" height="14" rx="2" fill="{fill}"/>'
-            yield _text(x + 27, y + 12, words, size=12, fill="#3c4350")
-            x += 27 + len(words) * 6.6 + 26
+        for number, line in enumerate(self._legend_lines):
+            y = self._axis_y + 42 + number * _LEGEND_LINE
+            for x, fill, words in line:
+                yield f'<rect x="{x:g}" y="{y:g}" width="20" height="14" rx="2" fill="{fill}"/>'
+                yield _text(x + 27, y + 12, words, size=12, fill="#3c4350")
+
+
+def _last_step(comparison: Comparison) -> int:
+    """Where the axis ends. A policy that takes very much longer is cut off there, or the others would be slivers."""
+    longest, *others = sorted((run.num_steps for run in comparison.runs), reverse=True)
+    return longest if longest <= _MAX_STRETCH * others[0] else others[0]
+
+
+def _legend_lines(entries: list[tuple[str, str]]) -> list[list[tuple[float, str, str]]]:
+    """(x, fill, words) of each entry, wrapped at the right edge."""
+    lines: list[list[tuple[float, str, str]]] = [[]]
+    x = float(_LEFT)
+    for fill, words in entries:
+        width = 27 + len(words) * 6.6
+        if x + width > _WIDTH - _RIGHT and lines[-1]:
+            lines.append([])
+            x = float(_LEFT)
+        lines[-1].append((x, fill, words))
+        x += width + 26
+    return lines
 
 
 def _text(

@@ -104,7 +104,9 @@ def read_scenario(path: Path, step_s: float) -> Scenario:
         try:
             job = JobLine.model_validate_json(line).job(step_s)
         except ValidationError as error:
-            raise explain(error, prefix=f"{path.name} line {number}: ") from None
+            complaint = explain(error)
+            sentence = str(complaint).removeprefix(": ")
+            raise InvalidJob(f"{path.name} line {number}: {sentence}", param=complaint.param) from None
         if job.name in jobs:
             raise InvalidJob(f"{path.name} line {number}: the name {job.name!r} is used twice", param="name")
         jobs[job.name] = job

@@ -6,29 +6,28 @@ from collections.abc import Iterator
 from statistics import mean
 
 from rich import box
-from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from jitney_worker.simulate.run import POLICIES, Comparison, JobRun, PolicyRun
+from jitney_worker.simulate.lengths import length_ranges
+from jitney_worker.simulate.run import POLICIES, Comparison, JobRun
 from jitney_worker.simulate.ticks import round_ticks
 
 _MAX_LISTED_JOBS = 24
-_MAX_LISTED_SEATS = 8
-_MAX_LISTED_WAITING = 5
+_MAX_SEATS_WIDTH = 20
+_MAX_LISTED_WAITING = 3
 _MAX_SHOWN_STEPS = 8
 
 
 def comparison_tables(comparison: Comparison) -> RenderableType:
     """Everything: seats at some steps, jobs (or kinds of job, if there are many), policies, and two sentences."""
     listed = len(comparison.scenario.jobs) <= _MAX_LISTED_JOBS
-    seats = [_seats_table(comparison, comparison.run(policy)) for policy in ("static", "continuous")]
     return Group(
         headline(comparison),
         "",
-        Columns(seats, padding=(0, 4)),
+        _seats_table(comparison),
         "",
         _jobs_table(comparison) if listed else _kinds_table(comparison),
         "",
@@ -52,17 +51,21 @@ def headline(comparison: Comparison) -> str:
 def verdict(comparison: Comparison) -> list[str]:
     """What the figures say, in plain sentences."""
     static, continuous = comparison.run("static"), comparison.run("continuous")
-    faster = continuous.tokens_per_s / static.tokens_per_s
+    when = (
+        f"Both are done after {static.total_s:,.1f} s"
+        if static.num_steps == continuous.num_steps
+        else f"Continuous is done after {continuous.total_s:,.1f} s instead of {static.total_s:,.1f} s "
+        f"({continuous.tokens_per_s / static.tokens_per_s:.2f} times the tokens per second)"
+    )
     sentences = [
-        f"Continuous is done after {continuous.total_s:,.1f} s instead of {static.total_s:,.1f} s "
-        f"({faster:.2f} times the tokens per second); a job takes {continuous.mean_completion_s:,.1f} s "
-        f"on average instead of {static.mean_completion_s:,.1f} s."
+        f"{when}; a job takes {continuous.mean_completion_s:,.1f} s on average under continuous, "
+        f"{static.mean_completion_s:,.1f} s under static."
     ]
     tail = continuous.num_steps - continuous.num_full_steps
     if tail > 0:
         sentences.append(
             f"With every seat full to the end it would take {continuous.num_full_steps:,} steps; it takes {tail:,} "
-            "more, in which some seats are empty because nobody is left to fill them."
+            "more, in which some seats are empty because nobody is there to fill them."
         )
     return sentences
 
@@ -76,30 +79,41 @@ def shown_steps(comparison: Comparison) -> list[int]:
     return sorted(steps | {last})
 
 
-def _seats_table(comparison: Comparison, run: PolicyRun) -> Table:
-    table = _table(f"{run.policy}: seats", caption="(x) has ended and holds its seat" if run.policy == "static" else "")
-    table.add_column("step", justify="right")
-    table.add_column("time", justify="right")
-    listed = run.num_seats <= _MAX_LISTED_SEATS
-    for seat in range(run.num_seats if listed else 1):
-        table.add_column(f"{seat + 1}" if listed else "seats", justify="center")
-    table.add_column("waiting")
+def _seats_table(comparison: Comparison) -> Table:
+    """Who sits where under the two policies that share seats, and who waits, at the shown steps."""
+    runs = [comparison.run("static"), comparison.run("continuous")]
+    width = max(len(job.name) for job in comparison.scenario.jobs) + 3
+    listed = comparison.num_seats * width <= _MAX_SEATS_WIDTH
+    numbers = "".join(f"{seat + 1}".center(width) for seat in range(comparison.num_seats)) if listed else "seats"
+    table = _table("seats", caption="(x) has ended and holds its seat" if listed else "")
+    table.add_column("\nstep", justify="right")
+    table.add_column("\ntime", justify="right")
+    for run in runs:
+        table.add_column(f"{run.policy}\n{numbers}", no_wrap=True)
+        table.add_column("\nwaits")
     for step in shown_steps(comparison):
-        seats = run.seats_at(step)
-        cells = [_seat_cell(job, step) for job in seats] if listed else [_seats_cell(seats, step)]
-        table.add_row(f"{step:,}", _seconds(step * run.step_s), *cells, _waiting_cell(run.waiting_at(step)))
+        cells: list[Text] = []
+        for run in runs:
+            seats = run.seats_at(step)
+            cells.append(_named_seats(seats, step, width) if listed else _counted_seats(seats, step))
+            cells.append(_waiting_cell(run.waiting_at(step)))
+        table.add_row(f"{step:,}", _seconds(step * comparison.step_s), *cells)
     return table
 
 
-def _seat_cell(job: JobRun | None, step: int) -> Text:
-    if job is None:
-        return Text("·", style="dim")
-    if job.end_step <= step:
-        return Text(f"({job.job.name})", style="dim yellow")
-    return Text(job.job.name, style="bold green")
+def _named_seats(seats: list[JobRun | None], step: int, width: int) -> Text:
+    line = Text()
+    for run in seats:
+        if run is None:
+            line.append("·".center(width), style="dim")
+        elif run.end_step <= step:
+            line.append(f"({run.job.name})".center(width), style="dim yellow")
+        else:
+            line.append(run.job.name.center(width), style="bold green")
+    return line
 
 
-def _seats_cell(seats: list[JobRun | None], step: int) -> Text:
+def _counted_seats(seats: list[JobRun | None], step: int) -> Text:
     taken = [job for job in seats if job is not None]
     num_held = sum(job.end_step <= step for job in taken)
     held = f", {num_held} held" if num_held else ""
@@ -107,28 +121,35 @@ def _seats_cell(seats: list[JobRun | None], step: int) -> Text:
 
 
 def _waiting_cell(waiting: list[JobRun]) -> Text:
-    names = " ".join(run.job.name for run in waiting[:_MAX_LISTED_WAITING])
-    more = len(waiting) - _MAX_LISTED_WAITING
-    return Text(f"{names} +{more}" if more > 0 else names)
+    if len(waiting) <= _MAX_LISTED_WAITING:
+        return Text(" ".join(run.job.name for run in waiting))
+    return Text(f"{waiting[0].job.name} +{len(waiting) - 1:,}")
 
 
 def _jobs_table(comparison: Comparison) -> Table:
-    table = _table("jobs: steps from the first to the last, and seconds from arrival to the last token")
+    table = _table("jobs: steps from first to last, seconds from arrival to last token")
     table.add_column("job")
     table.add_column("tokens", justify="right")
     late = any(job.arrival_s for job in comparison.scenario.jobs)
     if late:
         table.add_column("arrives", justify="right")
-    for policy in POLICIES:
-        table.add_column(policy, justify="right")
-        table.add_column("", justify="right")
+    table.add_column("naive", justify="right")
+    for policy in ("static", "continuous"):
+        table.add_column("steps", justify="right")
+        table.add_column(policy, justify="right", no_wrap=True)
     table.add_column("sooner", justify="right")
-    for runs in zip(*(comparison.run(policy).jobs for policy in POLICIES), strict=True):
-        job = runs[0].job
-        cells = [cell for run in runs for cell in (f"{run.start_step:,}–{run.end_step:,}", _seconds(run.completion_s))]
+    for naive, static, continuous in zip(*(comparison.run(policy).jobs for policy in POLICIES), strict=True):
+        job = naive.job
         arrival = [_seconds(job.arrival_s)] if late else []
-        table.add_row(Text(job.name), f"{job.num_output_tokens:,}", *arrival, *cells, _ratio(runs[1], runs[2]))
+        cells = [cell for run in (static, continuous) for cell in (f"{run.start_step:,}–{run.end_step:,}", _done(run))]
+        table.add_row(
+            Text(job.name), f"{job.num_output_tokens:,}", *arrival, _done(naive), *cells, _ratio(static, continuous)
+        )
     return table
+
+
+def _done(run: JobRun) -> str:
+    return _seconds(run.completion_s)
 
 
 def _ratio(static: JobRun, continuous: JobRun) -> str:
@@ -139,18 +160,18 @@ def _ratio(static: JobRun, continuous: JobRun) -> str:
 
 
 def _kinds_table(comparison: Comparison) -> Table:
-    table = _table("jobs by length: seconds from arrival to the last token, on average (and at worst)")
+    table = _table("jobs by length: seconds to the last token, mean (and worst)")
     table.add_column("jobs", justify="right")
     table.add_column("tokens", justify="right")
     for policy in POLICIES:
         table.add_column(policy, justify="right")
-    for length in sorted({job.num_output_tokens for job in comparison.scenario.jobs}):
-        kinds = [
-            [run.completion_s for run in comparison.run(policy).jobs if run.job.num_output_tokens == length]
+    for kind in length_ranges(comparison.scenario):
+        seconds = [
+            [run.completion_s for run in comparison.run(policy).jobs if run.job.num_output_tokens in kind]
             for policy in POLICIES
         ]
-        cells = [f"{_seconds(mean(kind))} ({_seconds(max(kind))})" for kind in kinds]
-        table.add_row(f"{len(kinds[0]):,}", f"{length:,}", *cells)
+        cells = [f"{_seconds(mean(each))} ({_seconds(max(each))})" for each in seconds]
+        table.add_row(f"{len(seconds[0]):,}", str(kind), *cells)
     return table
 
 
@@ -168,11 +189,11 @@ def policy_rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
         )
 
 
-POLICY_COLUMNS = ("policy", "seats", "steps", "all done", "tokens/s", "mean completion", "seats busy")
+POLICY_COLUMNS = ("policy", "seats", "steps", "all done", "tokens/s", "mean", "seats busy")
 
 
 def _policies_table(comparison: Comparison) -> Table:
-    table = _table("policies")
+    table = _table("policies: mean is from arrival to last token")
     for name in POLICY_COLUMNS:
         table.add_column(name, justify="left" if name == "policy" else "right")
     for row in policy_rows(comparison):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
 import os
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import IO
 
 from jitney.embedded import EmbeddedServer
 from jitney.errors import ServerError
+from jitney.tasks import end_tasks
 from jitney_worker.stack.children import Child
 
 READY_TIMEOUT_S = 300.0
@@ -68,8 +68,7 @@ class LocalStack:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             return waits[done.pop()].name
         finally:
-            for wait in waits:
-                wait.cancel()
+            await end_tasks(waits)
 
     async def stop(self) -> None:
         """API and workers drain together; the server goes last, when nobody writes any more."""
@@ -148,7 +147,4 @@ async def run_until_stopped(stack: LocalStack, stopping: asyncio.Event) -> int:
             return 0
         raise ServerError(f"{ended.result()} ended by itself; its last words are above")
     finally:
-        for task in (ended, asked):
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(ended, asked, return_exceptions=True)
+        await end_tasks([ended, asked])

@@ -40,7 +40,7 @@ class LogprobSpeller:
         return {
             "token_id": token_id,
             "token": spelled.decode("utf-8", "backslashreplace"),
-            # Not `max`: this way a NaN becomes the lowest number too.
-            "logprob": logprob if logprob > LOWEST else LOWEST,
+            # In this order a NaN becomes the lowest number too: it compares as not greater.
+            "logprob": max(LOWEST, logprob),
             "bytes": list(spelled),
         }

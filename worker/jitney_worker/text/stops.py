@@ -25,16 +25,17 @@ class StopStrings:
 
     def __init__(self, strings: Iterable[str]) -> None:
         self._strings = [_Progress(string) for string in dict.fromkeys(strings)]
+        self._first_characters = frozenset(string.first for string in self._strings)
+        self.held = 0
 
     def __bool__(self) -> bool:
         return bool(self._strings)
 
-    @property
-    def held(self) -> int:
-        return max((string.matched for string in self._strings), default=0)
-
     def feed(self, piece: str) -> Match | None:
         """Go on by `piece`; the first match in it, if there is one, after which nothing may be fed."""
+        # Nearly every piece of nearly every answer: nothing is under way, and nothing begins here.
+        if not self.held and self._first_characters.isdisjoint(piece):
+            return None
         for position, character in enumerate(piece):
             length = 0
             for string in self._strings:
@@ -42,17 +43,18 @@ class StopStrings:
                     length = max(length, string.matched)
             if length:
                 return Match(position + 1, length)
+        self.held = max(string.matched for string in self._strings)
         return None
 
 
 class _Progress:
     """How much of one string the text ends with."""
 
-    __slots__ = ("_borders", "_string", "matched")
+    __slots__ = ("_borders", "_string", "first", "matched")
 
     def __init__(self, string: str) -> None:
         assert string, "an empty stop string would stop everything"
-        self._string = string
+        self._string, self.first = string, string[0]
         self._borders = _borders(string)
         self.matched = 0
 

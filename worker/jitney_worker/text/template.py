@@ -103,9 +103,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals.update(
-        raise_exception=_refuse, strftime_now=_now, namespace=_PlainNamespace, dict=_make_dict, lipsum=None
-    )
+    del environment.globals["lipsum"]  # as much filler text as a template likes to ask for
+    environment.globals.update(raise_exception=_refuse, strftime_now=_now, namespace=_PlainNamespace, dict=_make_dict)
     return environment
 
 

@@ -1,0 +1,5 @@
+"""`python -m jitney` is `jitney`."""
+
+from jitney.cli import main
+
+main()

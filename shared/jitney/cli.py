@@ -1,0 +1,163 @@
+"""The command `jitney`: what the Python client does, from a shell, and the commands of the other rooms."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from jitney.client import Client, Job
+from jitney.errors import InvalidJob, JitneyError
+from jitney.plugins import add_plugins, outcomes
+from jitney.result import Collector
+
+app = typer.Typer(
+    name="jitney",
+    help="Durable, Redis-native LLM generation by continuous batching.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+RedisUrl = Annotated[
+    str | None, typer.Option(help="Redis to talk to (default: JITNEY_REDIS_URL, the local stack, localhost).")
+]
+JobIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.", show_default=False)]
+Cursor = Annotated[int, typer.Option(min=0, help="Start after the event of this seq.")]
+
+
+@app.command()
+def enqueue(
+    prompt: Annotated[str | None, typer.Argument(help="The text to continue; - reads it from standard input.")] = None,
+    messages: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="A chat: a JSON file with a list of messages.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Print the job's id alone, and leave.")] = False,
+    redis_url: RedisUrl = None,
+    queue: Annotated[str | None, typer.Option(help="The queue to use (default: the only one).")] = None,
+    model: Annotated[str | None, typer.Option(help="The model to use, instead of a queue.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Tokens to generate at most.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the most probable tokens up to this sum.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep the k most probable tokens; 0 is off.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes the answer repeatable.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.")] = None,
+    stop_token_ids: Annotated[list[int] | None, typer.Option(help="Token id that ends it; may be repeated.")] = None,
+    ignore_eos: Annotated[bool | None, typer.Option("--ignore-eos", help="Go on after an end token.")] = None,
+    logprobs: Annotated[int | None, typer.Option(help="Log probabilities of so many tokens, in the events.")] = None,
+    band: Annotated[str | None, typer.Option(help="interactive, standard or bulk.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Lower is sooner.")] = None,
+    timeout_s: Annotated[float | None, typer.Option(help="Seconds the job may take in all.")] = None,
+    idempotency_key: Annotated[str | None, typer.Option(help="A job with this key is enqueued once.")] = None,
+) -> None:
+    """Enqueue a job and stream its text."""
+    options = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
+        "stop": stop,
+        "stop_token_ids": stop_token_ids,
+        "ignore_eos": ignore_eos,
+        "logprobs": logprobs,
+        "band": band,
+        "priority": priority,
+        "timeout_s": timeout_s,
+    }
+    with outcomes():
+        chat = None if messages is None else _read_messages(messages)
+        text = sys.stdin.read() if prompt == "-" else prompt
+        with Client(redis_url, queue=queue, model=model, name="jitney-cli") as client:
+            job = client.enqueue(text, chat, idempotency_key=idempotency_key, **options)
+            if detach:
+                typer.echo(job.id)
+            else:
+                _stream_text(job)
+
+
+@app.command()
+def stream(
+    job_id: JobIdArgument,
+    cursor: Cursor = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the events themselves, one a line.")] = False,
+    redis_url: RedisUrl = None,
+) -> None:
+    """Stream a job's text, from the beginning or from a cursor."""
+    with outcomes(), Client(redis_url, name="jitney-cli") as client:
+        job = client.job(job_id)
+        if as_json:
+            _stream_events(job, cursor)
+        else:
+            _stream_text(job, cursor)
+
+
+@app.command()
+def cancel(job_id: JobIdArgument, redis_url: RedisUrl = None) -> None:
+    """End a job now."""
+    with outcomes(), Client(redis_url, name="jitney-cli") as client:
+        typer.echo("cancelled" if client.job(job_id).cancel() else "had already ended")
+
+
+@app.command()
+def status(
+    job_id: JobIdArgument,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    redis_url: RedisUrl = None,
+) -> None:
+    """Show where a job stands."""
+    with outcomes(), Client(redis_url, name="jitney-cli") as client:
+        fields = asdict(client.job(job_id).status())
+    if as_json:
+        typer.echo(orjson.dumps(fields).decode())
+        return
+    for name, value in fields.items():
+        if value not in (None, ""):
+            typer.echo(f"{name:<18} {value}")
+
+
+def _stream_text(job: Job, cursor: int = 0) -> None:
+    collector = Collector(job.id)
+    try:
+        for batch in job.batches(cursor):
+            for message in batch:
+                if message.event.choice == 0:
+                    sys.stdout.write(message.event.text)
+                collector.add(message.event)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+    except KeyboardInterrupt:
+        typer.echo(f"\nthe job goes on: jitney stream {job.id}", err=True)
+        raise
+    except JitneyError:
+        sys.stdout.write("\n")
+        raise
+
+
+def _stream_events(job: Job, cursor: int) -> None:
+    collector = Collector(job.id)
+    for batch in job.batches(cursor):
+        sys.stdout.writelines(message.payload.decode() + "\n" for message in batch)
+        sys.stdout.flush()
+        for message in batch:
+            collector.add(message.event)
+
+
+def _read_messages(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # also of bytes that are not UTF-8
+        raise InvalidJob(f"{path} is not JSON: {error}", param="messages") from None
+
+
+add_plugins(app)
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="jitney")

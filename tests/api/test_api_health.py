@@ -1,0 +1,48 @@
+"""Liveness, readiness, and who works for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jitney.embedded import EmbeddedServer
+from jitney.workers import WorkerView, unix_now, write_worker
+
+
+async def test_health_shows_queues_what_waits_and_living_workers(api, redis):
+    view = WorkerView(
+        id="w1",
+        queue=api.model,
+        model="m",
+        fingerprint="fp",
+        host="h",
+        pid=1,
+        state="ready",
+        started_at=unix_now(),
+        written_at=unix_now(),
+        num_running=3,
+        max_num_seqs=4,
+    )
+    await write_worker(redis, view, ttl_s=60)
+    await api.create_job()
+    answer = await api.get("/health")
+    queue = (await answer.json())["queues"][api.model]
+    assert answer.status == 200
+    assert (queue["model"], queue["num_waiting_jobs"]) == (f"model-of-{api.model}", 1)
+    [worker] = queue["workers"]
+    assert (worker["id"], worker["state"], worker["num_running"], worker["max_num_seqs"]) == ("w1", "ready", 3, 4)
+
+
+async def test_readiness_needs_a_queue_but_no_worker(tmp_path: Path, start_api, queue_name):
+    from jitney.cards import QueueCard, write_card
+    from jitney.connection import connect
+
+    with EmbeddedServer(tmp_path) as own:
+        api = await start_api(redis_url=own.url)
+        answer = await api.get("/readyz")
+        assert answer.status == 503
+        assert (await answer.json())["reason"] == "no queue is known yet: start a worker"
+        client = connect(own.url)
+        await write_card(client, queue_name, QueueCard(model="m", max_model_len=8, vocab_size=8))
+        await client.aclose()
+        assert (await api.get("/readyz")).status == 200
+        assert (await (await api.get("/health")).json())["queues"][queue_name]["workers"] == []

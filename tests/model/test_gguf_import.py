@@ -1,0 +1,77 @@
+"""The conversion against transformers' own reading of the same GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_gguf import MERGES, TOKENS, write_gguf
+from tokenizers import Tokenizer
+
+from jitney.errors import ModelError
+from jitney_worker.model.gguf_import import convert
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "small.gguf")
+
+
+@pytest.fixture(scope="module")
+def converted(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("converted")
+    convert(gguf_file, directory)
+    return directory
+
+
+def test_every_tensor_equals_what_transformers_reads_rounded_to_bfloat16(gguf_file: Path, converted: Path) -> None:
+    from transformers import AutoModelForCausalLM, LlamaConfig
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    ours = load_file(converted / "model.safetensors")
+    config = LlamaConfig.from_pretrained(converted)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    theirs = load_gguf_checkpoint(str(gguf_file), return_tensors=True, model_to_load=model)["tensors"]
+    assert set(ours) == set(theirs)
+    assert len(ours) == 2 + 2 * 9
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, torch.as_tensor(theirs[name]).to(torch.bfloat16)), name
+
+
+def test_transformers_loads_the_directory_without_a_missing_or_surplus_weight(converted: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, report = AutoModelForCausalLM.from_pretrained(converted, dtype=torch.float32, output_loading_info=True)
+    assert {name: list(found) for name, found in report.items() if found} == {}
+    assert model.config.rms_norm_eps == 1e-5
+    assert (model.config.head_dim, model.config.tie_word_embeddings) == (16, True)
+    assert (model.generation_config.bos_token_id, model.generation_config.eos_token_id) == (1, 2)
+    tokenizer = AutoTokenizer.from_pretrained(converted)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 2)
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hell"}], tokenize=False) == "hell"
+
+
+def test_the_tokenizer_merges_splits_digits_and_keeps_control_tokens_whole(converted: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(converted / "tokenizer.json"))
+    assert tokenizer.get_vocab() == {token: i for i, token in enumerate(TOKENS)}
+    assert tokenizer.encode("hello world 42<|im_end|>").tokens == [
+        "hell",
+        "o",
+        "Ġw",
+        *"orld",
+        "Ġ",
+        "4",
+        "2",
+        "<|im_end|>",
+    ]
+    assert len(MERGES) == 4
+    text = "hello 日本語 😀\n\ttabs"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="architecture 'gemma' cannot be converted, llama can"):
+        convert(write_gguf(tmp_path / "other.gguf", architecture="gemma"), tmp_path)

