@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter
@@ -12,8 +11,7 @@ from starlette.responses import Response
 from jitney.cards import QueueCard
 from jitney.errors import UnknownQueue
 from jitney.messages import JobSpec
-from jitney.result import Result
-from jitney_api.answers import Heading, chat_answer, completion_answer
+from jitney_api.answers import chat_answer, completion_answer
 from jitney_api.documents import documented
 from jitney_api.edge import read_object
 from jitney_api.failures import refuse_if_failed
@@ -21,8 +19,9 @@ from jitney_api.fields import refuse_unsupported
 from jitney_api.frames import StreamFormat, frames_for
 from jitney_api.schemas import ChatRequest, CompletionRequest, check_stream_options, parse
 from jitney_api.service import service_of
-from jitney_api.sse import EventStream, StreamTerms, WholeAnswer
+from jitney_api.sse import EventStream, StreamTerms
 from jitney_api.translate import chat_job, completion_job
+from jitney_api.whole import Shape, WholeAnswer
 
 router = APIRouter(tags=["openai"])
 
@@ -82,7 +81,7 @@ async def _answer(
     asked: ChatRequest | CompletionRequest,
     spec: JobSpec,
     stream_format: StreamFormat,
-    whole: Callable[[Heading, Result], dict[str, Any]],
+    whole: Shape,
 ) -> Response:
     """Enqueue, and answer as asked. Nothing is written before everything that can be checked here was checked."""
     service = service_of(request)

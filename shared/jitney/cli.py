@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,6 @@ from jitney.result import Collector
 
 app = typer.Typer(
     name="jitney",
-    help="Durable, Redis-native LLM generation by continuous batching.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -29,6 +29,21 @@ RedisUrl = Annotated[
 ]
 JobIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.", show_default=False)]
 Cursor = Annotated[int, typer.Option(min=0, help="Start after the event of this seq.")]
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"jitney {version('jitney')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Durable, Redis-native LLM generation by continuous batching."""
 
 
 @app.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
@@ -40,9 +40,9 @@ MISSING_EXTRA_EXIT: Final = 2
 INTERRUPTED_EXIT: Final = 130
 
 
-def add_plugins(app: typer.Typer) -> None:
-    """A stand-in for every installed command of the group, in order of name."""
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+def add_plugins(app: typer.Typer, entries: Iterable[EntryPoint] | None = None) -> None:
+    """A stand-in for every command (default: all that are installed), in order of name."""
+    for entry in sorted(entry_points(group=GROUP) if entries is None else entries, key=lambda entry: entry.name):
         _add(app, entry)
 
 

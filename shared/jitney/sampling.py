@@ -94,7 +94,8 @@ def explain(error: ValidationError, *, prefix: str = "") -> InvalidJob:
         shown = shown[:61] + "..."
     message = str(first["msg"]).removeprefix("Value error, ")
     known = first["type"] == "extra_forbidden"
-    text = f"unknown field {name}" if known else f"{name}: {message} (given: {shown})"
+    whole = f"{name}: {message} (given: {shown})" if name else message
+    text = f"unknown field {name}" if known else whole
     return InvalidJob(text, param=name or None, code="unknown_field" if known else "invalid_value")
 
 

@@ -52,7 +52,7 @@ def test_a_password_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("url", ["http://:hunter2@h", "redis://:hunter2@h:1x/0", "redis://:hunter2@", ":hunter2@h"])
 def test_a_wrong_address_is_refused_by_name_without_its_value(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JITNEY_REDIS_URL", url)
-    with pytest.raises(SettingsError, match="^JITNEY_REDIS_URL: not a Redis address") as raised:
+    with pytest.raises(SettingsError, match=r"^JITNEY_REDIS_URL: not a Redis address") as raised:
         client_settings()
     assert "hunter2" not in str(raised.value)
 

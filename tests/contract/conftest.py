@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from contract_driver import Driver
+from contract_servers import SERVERS, running
 
 from jitney.connection import Redis
-from jitney.embedded import EmbeddedServer, find_server
-from jitney.errors import ServerError
+from jitney.embedded import EmbeddedServer
 from jitney.queue import Queue
-
-SERVERS = ("valkey", "redis")
-
-
-@contextmanager
-def running(kind: str, folder: Path) -> Iterator[EmbeddedServer]:
-    try:
-        binary = find_server("redis-server") if kind == "redis" else find_server()
-    except ServerError as error:
-        pytest.skip(f"no second server to test against: {error}")
-    with EmbeddedServer(folder, binary=binary) as server:
-        yield server
 
 
 @pytest.fixture(scope="session", params=SERVERS)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import SERVERS, running
 from contract_driver import LEASE_S, Driver
+from contract_servers import SERVERS, running
 from histories import History
 from redis.crc import key_slot
 from redis.exceptions import ReadOnlyError
@@ -117,7 +118,11 @@ class ClusterServer(EmbeddedServer):
     """One node that owns every slot: a script that touches a key of another slot is refused."""
 
     def _configuration(self) -> str:
-        return super()._configuration() + "cluster-enabled yes\n"
+        # The bus port is otherwise port + 10 000, which may be no port at all.
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            bus_port = probe.getsockname()[1]
+        return super()._configuration() + f"cluster-enabled yes\ncluster-port {bus_port}\n"
 
 
 async def test_whole_histories_run_in_a_cluster(own_server: EmbeddedServer, tmp_path: Path, queue_name: str) -> None:

@@ -64,15 +64,16 @@ class Program:
 
     def _read_errors(self) -> None:
         assert self._program.stderr is not None
-        for line in self._program.stderr:
-            self.lines.append(line.rstrip())
-            self._fresh.put(line.rstrip())
+        with self._program.stderr as stream:
+            for line in stream:
+                self.lines.append(line.rstrip())
+                self._fresh.put(line.rstrip())
         self._fresh.put(None)
 
     def _read_output(self) -> None:
         assert self._program.stdout is not None
-        for line in self._program.stdout:
-            self.stdout.append(line.rstrip("\n"))
+        with self._program.stdout as stream:
+            self.stdout += [line.rstrip("\n") for line in stream]
 
 
 @contextlib.contextmanager

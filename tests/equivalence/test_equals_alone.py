@@ -169,9 +169,9 @@ def test_seeds_decide_and_only_seeds(tiny: TorchRunner) -> None:
 def test_smollm2_preempted_chunked_and_batched_equals_alone(smollm2: TorchRunner, kind: str) -> None:
     asks = [
         dataclasses.replace(ask, prompt_ids=prompt(len(ask.prompt_ids), seed=i, vocab_size=49_152))
-        for i, ask in enumerate(asks_of(kind, [18, 25, 33], max_tokens=24))
+        for i, ask in enumerate(asks_of(kind, [4, 9, 14], max_tokens=28))
     ]
     expected = [alone(smollm2, ask) for ask in asks]
-    engine = engine_for(smollm2, num_blocks=6, admission_reserve=0.0, max_num_batched_tokens=20, max_num_seqs=4)
+    engine = engine_for(smollm2, num_blocks=5, admission_reserve=0.0, max_num_batched_tokens=8, max_num_seqs=4)
     assert tokens(engine, asks) == expected
     assert engine.snapshot().num_preemptions > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -196,9 +197,22 @@ def test_resolve_takes_directories_and_registered_names_and_names_the_command_wh
         resolve(tmp_path)
 
 
-def test_a_hub_id_that_is_not_cached_is_a_model_error_when_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty local cache of the hub, of this test's own."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def test_a_hub_id_in_the_local_cache_needs_no_network(hub_cache: Path, tiny_llama: Path) -> None:
+    cached = hub_cache / "models--somebody--tiny"
+    commit = "0" * 40
+    shutil.copytree(tiny_llama, cached / "snapshots" / commit)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(commit)
+    assert resolve("somebody/tiny", offline=True) == cached / "snapshots" / commit
+
+
+def test_a_hub_id_that_is_not_cached_is_a_model_error_when_offline(hub_cache: Path) -> None:
     with pytest.raises(ModelError, match=r"nobody/nothing is not in the local cache, and nothing may be fetched"):
         resolve("nobody/nothing", offline=True)

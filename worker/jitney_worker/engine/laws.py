@@ -34,6 +34,7 @@ def check_laws(scheduler: Scheduler) -> None:
 def check_step(scheduler: Scheduler, output: SchedulerOutput) -> None:
     """Assert, before a step is executed, that it keeps to its budget and preempted nobody for a later one."""
     check_laws(scheduler)
+    assert output.scheduled or not scheduler.sequences, "somebody waits and nobody runs"
     assert output.num_tokens == sum(item.stop - item.start for item in output.scheduled), "tokens of the step"
     assert output.num_tokens <= scheduler.settings.max_num_batched_tokens, "token budget"
     assert len({item.sequence.id for item in output.scheduled}) == len(output.scheduled), "scheduled twice"

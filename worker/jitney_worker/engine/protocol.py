@@ -87,7 +87,7 @@ class TextRules(Protocol):
         ...
 
     def advance(self, sequence_id: SequenceId, token_id: int) -> FinishReason | None:
-        """One more token; the reason if it ends the sequence."""
+        """One more token; the reason if it ends the sequence. Not called for a token that is a stop token id."""
         ...
 
     def drop(self, sequence_id: SequenceId) -> None:
@@ -158,11 +158,17 @@ class Engine(Protocol):
     def capacity(self) -> Capacity: ...
 
     def check_fits(self, request: SequenceRequest) -> None:
-        """Raise PromptTooLong (with the numbers) for what can never fit. Pure: callable from any thread."""
+        """Raise PromptTooLong (with the numbers) or InvalidJob for what can never run. Callable from any thread.
+
+        A `max_tokens` beyond the model's context is capped, not refused; one beyond the cache is refused.
+        """
         ...
 
     def add(self, request: SequenceRequest) -> None:
-        """Take a sequence in; it joins at the next step that has room. Raises as `check_fits`."""
+        """Take a sequence in; it joins at the next step that has room. Raises as `check_fits`.
+
+        ValueError if its id is here already. If its output is whole, the next step returns its ending alone.
+        """
         ...
 
     def abort(self, sequence_id: SequenceId) -> bool:
@@ -171,6 +177,8 @@ class Engine(Protocol):
 
     def has_work(self) -> bool: ...
 
-    def step(self) -> list[SequenceDelta]: ...
+    def step(self) -> list[SequenceDelta]:
+        """Run one iteration; what each sequence gained. What the model raises passes through, nothing committed."""
+        ...
 
     def snapshot(self) -> EngineSnapshot: ...

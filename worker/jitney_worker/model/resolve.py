@@ -11,6 +11,8 @@ from jitney_worker.model.registry import KNOWN_MODELS, is_complete, model_dir, p
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "*.txt")
+_NOT_FROM_HUB = ("consolidated*", "original/*", "*/*")
+"""The same weights again in other layouts, and what lies in subdirectories."""
 
 
 def resolve(name: str | Path, *, offline: bool = False, say: Say = say_on_stderr) -> Path:
@@ -46,7 +48,12 @@ def _from_hub(repository: str, *, offline: bool) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        found = snapshot_download(repository, allow_patterns=list(_HUB_FILES), local_files_only=offline)
+        found = snapshot_download(
+            repository,
+            allow_patterns=list(_HUB_FILES),
+            ignore_patterns=list(_NOT_FROM_HUB),
+            local_files_only=offline,
+        )
     except LocalEntryNotFoundError as error:
         why = "nothing may be fetched" if offline else "the hub cannot be reached"
         raise ModelError(f"{repository} is not in the local cache, and {why}") from error

@@ -86,6 +86,9 @@ def weight_files(directory: Path) -> list[Path]:
         if missing:
             raise ModelError(f"{directory}: weight files are missing: {', '.join(missing)}")
         return files
+    single = directory / "model.safetensors"
+    if single.is_file():
+        return [single]
     files = sorted(directory.glob("*.safetensors"))
     if files:
         return files

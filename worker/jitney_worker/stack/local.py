@@ -33,7 +33,6 @@ class StackSettings:
     worker_flags: tuple[str, ...] = ()
     num_threads: int | None = None
     drain_timeout_s: float = 20.0
-    quiet: bool = False
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -115,7 +114,8 @@ class LocalStack:
 
     async def _start_children(self) -> None:
         settings = self._settings
-        environment = {**os.environ, **settings.environment, "JITNEY_REDIS_URL": self.redis_url}
+        quiet = {"JITNEY_LOG_LEVEL": "warning"}  # three programs share one terminal here
+        environment = {**quiet, **os.environ, **settings.environment, "JITNEY_REDIS_URL": self.redis_url}
         environment["JITNEY_WORKER__DRAIN_TIMEOUT_S"] = str(max(0.0, settings.drain_timeout_s - STOP_MARGIN_S))
         self._api = Child("api", ["api", "--host", settings.host, "--port", str(settings.port)], environment)
         cores = settings.num_threads or max(1, (os.cpu_count() or 1) // max(1, settings.num_workers))
