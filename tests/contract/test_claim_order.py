@@ -119,6 +119,19 @@ async def test_short_answers_to_large_limits_do_not_buy_the_future(driver: Drive
     assert served["bob"] >= 15, served
 
 
+async def test_the_charge_follows_the_mean_of_real_answers(driver: Driver) -> None:
+    """First 320 tokens, then 640 moves the mean by a thirty-second of the difference; no answer is no answer."""
+    for num_tokens in (320, 640, 0):
+        await driver.enqueue(num_prompt_tokens=1)
+        await driver.finish(await driver.claim_one(), num_tokens=num_tokens)
+    assert float(await driver.redis.hget(driver.keys.virtual_time, "avg")) == 330.0
+    await driver.enqueue(tenant="ann", num_prompt_tokens=1)
+    await driver.enqueue(tenant="bob", num_prompt_tokens=1, max_tokens=5)
+    for job in (await driver.claim()).deliveries:
+        paid = await driver.redis.hget(driver.keys.job(job.id), "paid")
+        assert float(paid) == {"ann": 331.0, "bob": 6.0}[job.tenant]
+
+
 async def test_the_end_settles_what_the_answer_really_cost(driver: Driver) -> None:
     """Bob was charged for 10 + 100 tokens and used 10 + 0: Ann, with the same charge, is now behind him."""
     for tenant in ("ann", "bob"):
@@ -140,6 +153,8 @@ async def test_the_true_prompt_replaces_the_estimate_in_the_account(driver: Driv
     await driver.queue.append([Append(second.id, second.fence, 1, 0, [started], b"", 5)])
     assert await driver.redis.zscore(driver.keys.fair("interactive"), "ann") == 910.0
     assert await driver.redis.zscore(driver.keys.fair("interactive"), "bob") == 15.0
+    await driver.finish(first, seq=2, num_tokens=10)
+    assert await driver.redis.zscore(driver.keys.fair("interactive"), "ann") == 910.0, "and is not paid twice"
 
 
 async def test_a_debt_waits_for_a_tenant_that_is_away(driver: Driver) -> None:
@@ -237,6 +252,22 @@ async def test_a_job_that_has_begun_waits_for_a_worker_of_its_build(driver: Driv
     assert (await driver.claim("b", fingerprint="two")).num_moved == 0, "moved once, not looked at again"
     again = await driver.claim_one("c", fingerprint="one")
     assert (again.id, again.seq, again.fingerprint) == (id, 1, "one")
+
+
+async def test_what_is_left_for_a_build_rings_its_bell_again(driver: Driver) -> None:
+    """One ring may be all that is left of many: whoever took a part passes it on."""
+    for _ in range(2):
+        await driver.enqueue()
+    for job in (await driver.claim("a", fingerprint="one")).deliveries:
+        await driver.say(job, "x")
+        await driver.queue.release(job.id, job.fence)
+    await driver.redis.delete(driver.keys.bell_for("one"), driver.keys.bell)
+    await driver.claim_one("b", fingerprint="one")
+    assert await driver.redis.llen(driver.keys.bell_for("one")) == 1
+    assert not await driver.redis.exists(driver.keys.bell), "no other build may take it"
+    await driver.claim_one("b", fingerprint="one")
+    await driver.claim("b", fingerprint="one")
+    assert not await driver.redis.exists(driver.keys.bell_for("one"))
 
 
 async def test_a_job_that_has_said_nothing_may_go_to_any_build(driver: Driver) -> None:

@@ -95,11 +95,35 @@ async def test_the_owner_of_a_late_job_has_a_grace_to_end_it_itself(driver: Driv
     await driver.redis.zadd(driver.keys.deadlines, {id: 1})
     assert (await driver.queue.janitor()).num_expired == 0
     assert await driver.state(id) == "running"
+    assert await driver.redis.zscore(driver.keys.deadlines, id) == (seconds - 5 + 30) * 1_000
     await driver.rewind(id, deadline=(seconds - 60) * 1_000)
     await driver.redis.zadd(driver.keys.deadlines, {id: 1})
     assert (await driver.queue.janitor()).num_expired == 1
     (refusal,) = await driver.say(job, "late", seq=2)
     assert refusal.reason == "fence"
+
+
+async def test_the_earliest_limit_of_a_job_is_the_one_to_look_at(driver: Driver) -> None:
+    id = await driver.enqueue(timeout_s=60.0, queue_timeout_s=30.0)
+    other = await driver.enqueue(timeout_s=60.0, queue_timeout_s=90.0)
+    for job, wait_s in ((id, 30.0), (other, 60.0)):
+        status = await driver.queue.status(job)
+        assert status is not None
+        due_ms = await driver.redis.zscore(driver.keys.deadlines, job)
+        assert due_ms == round((status.created_at + wait_s) * 1_000)
+
+
+async def test_a_queue_timeout_of_a_job_that_speaks_is_forgotten(driver: Driver) -> None:
+    spoken, silent = await driver.enqueue(queue_timeout_s=30.0), await driver.enqueue(queue_timeout_s=30.0)
+    jobs = {job.id: job for job in (await driver.claim()).deliveries}
+    await driver.say(jobs[spoken], "a")
+    for id in (spoken, silent):
+        await driver.rewind(id, qdeadline=1)
+    await driver.redis.zadd(driver.keys.deadlines, {spoken: 1, silent: 1, new_job_id(driver.queue.name): 1})
+    assert (await driver.queue.janitor()).num_expired == 0, "they run"
+    looked_at_later = await driver.redis.zrange(driver.keys.deadlines, 0, -1)
+    assert looked_at_later == [silent.encode()], "it may come back without having said anything"
+    assert (await driver.redis.zscore(driver.keys.deadlines, silent)) > 1_000
 
 
 async def test_deadlines_of_ended_jobs_are_forgotten(driver: Driver) -> None:
@@ -130,11 +154,20 @@ async def test_an_orphan_may_go_on_with_another_build_which_is_told(driver: Driv
     id = await orphan(driver)
     await lose_build(driver, id)
     assert (await driver.queue.janitor(resume_mismatch="continue")).num_orphans == 1
+    assert not await driver.redis.exists(driver.keys.held("interactive", "one"))
     job = await driver.claim_one("b", fingerprint="two")
     assert (job.id, job.seq, job.fingerprint) == (id, 1, "one")
     await driver.queue.release(id, job.fence)
     again = await driver.claim_one("b", fingerprint="two")
     assert again.fingerprint == "one", "the log still holds tokens of the first build"
+
+
+async def test_a_held_place_without_a_job_is_cleared(driver: Driver) -> None:
+    id = await orphan(driver)
+    await lose_build(driver, id)
+    await driver.redis.delete(driver.keys.job(id))
+    assert (await driver.queue.janitor()).num_orphans == 0
+    assert not await driver.redis.exists(driver.keys.held("interactive", "one"), driver.keys.fingerprints)
 
 
 async def orphan(driver: Driver) -> JobId:
@@ -157,6 +190,35 @@ async def test_wrong_counts_and_empty_tenants_are_put_right(driver: Driver) -> N
     swept = await driver.queue.janitor()
     assert (swept.num_waiting_jobs, swept.num_waiting_tokens, swept.num_tidied) == (1, 3, 1)
     assert await driver.queue.counts() == (1, 3)
+    assert not await driver.redis.exists(driver.keys.fair("bulk"))
+
+
+async def test_a_recount_of_a_long_queue_stays_short(driver: Driver) -> None:
+    """Beyond 2 000 entries the jobs are counted and the tokens left as they were: reading all would take too long."""
+    await driver.enqueue(num_prompt_tokens=3)
+    pipe = driver.redis.pipeline(transaction=False)
+    for _ in range(2_000):
+        pipe.xadd(driver.keys.jobs("interactive", "-"), {"j": "x", "est": "7"})
+    await pipe.execute()
+    await driver.queue.janitor()
+    assert await driver.queue.counts() == (2_001, 3)
+
+
+async def test_a_delayed_job_that_the_janitor_finds_rings(driver: Driver) -> None:
+    id = await driver.enqueue(not_before=FAR_FUTURE)
+    await driver.redis.zadd(driver.keys.later, {id: 1})
+    assert (await driver.queue.janitor()).num_due == 1
+    assert await driver.redis.llen(driver.keys.bell) == 1
+    assert (await driver.claim_one()).id == id
+
+
+async def test_the_janitor_forgets_tenants_without_debt_and_streams_that_are_none(driver: Driver) -> None:
+    await driver.redis.hset(driver.keys.virtual_time, "bulk", "50")
+    await driver.redis.zadd(driver.keys.idle("bulk"), {"even": 50, "ahead": 51})
+    await driver.redis.zadd(driver.keys.fair("bulk"), {"broken": 1})
+    await driver.redis.set(driver.keys.jobs("bulk", "broken"), "not a stream")
+    assert (await driver.queue.janitor()).num_tidied == 1
+    assert await driver.redis.zrange(driver.keys.idle("bulk"), 0, -1) == [b"ahead"]
     assert not await driver.redis.exists(driver.keys.fair("bulk"))
 
 

@@ -40,9 +40,13 @@ async def start_worker(
 
     @contextlib.asynccontextmanager
     async def start(
-        runner: ModelRunner | None = None, *, engine: dict[str, Any] | None = None, **settings: Any
+        runner: ModelRunner | None = None,
+        *,
+        engine: dict[str, Any] | None = None,
+        policy: str = "continuous",
+        **settings: Any,
     ) -> AsyncIterator[Worker]:
-        made = load_settings(redis_url=redis_url, queue=queue_name, **settings)
+        made = load_settings(redis_url=redis_url, queue=queue_name, engine={"policy": policy}, **settings)
         worker = Worker(made, crew(made, tokenizer, runner or HashModel(), engine or {}))
         ready = asyncio.Event()
         run = asyncio.create_task(worker.run(ready.set))

@@ -62,7 +62,12 @@ class Turnstile:
 
 class StartWorker(Protocol):
     def __call__(
-        self, runner: ModelRunner | None = None, *, engine: dict[str, Any] | None = None, **settings: Any
+        self,
+        runner: ModelRunner | None = None,
+        *,
+        engine: dict[str, Any] | None = None,
+        policy: str = "continuous",
+        **settings: Any,
     ) -> AbstractAsyncContextManager[Worker]: ...
 
 

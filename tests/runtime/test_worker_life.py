@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from tests.engine.scripted_model import HashModel
@@ -196,9 +197,20 @@ async def test_a_worker_shows_its_seats_and_who_left_at_which_step(
 @pytest.mark.parametrize("policy", ["continuous", "static"])
 async def test_both_policies_give_the_same_answers(start_worker: StartWorker, client: AsyncClient, policy: str) -> None:
     jobs = [await client.enqueue([n], max_tokens=n % 9 + 1, ignore_eos=True) for n in range(1, 21)]
-    async with start_worker(engine={"max_num_seqs": 4}, **{"worker": {"id": policy}}):
+    turnstile = Turnstile(HashModel())
+    turnstile.open()
+    async with start_worker(turnstile, policy=policy):
         for n, job in enumerate(jobs, 1):
             assert (await job.result(LIVENESS_S)).token_ids == expected([n], n % 9 + 1)
+    joined = [sequence for before, after in pairwise(turnstile.steps) for sequence in set(after) - set(before)]
+    joined_a_running_batch = [
+        sequence
+        for before, after in pairwise(turnstile.steps)
+        if set(before) & set(after)
+        for sequence in set(after) - set(before)
+    ]
+    assert len(joined) >= 16
+    assert bool(joined_a_running_batch) == (policy == "continuous")
 
 
 async def test_an_answer_that_was_whole_when_its_worker_died_is_ended_without_computing(

@@ -145,10 +145,14 @@ def test_nothing_in_the_picture_reaches_beyond_its_edges() -> None:
         picture = ElementTree.fromstring(svg(simulate_policies(scenario, num_seats=seats, step_s=0.05)))
         width, height = float(picture.attrib["width"]), float(picture.attrib["height"])
         for rect in picture.findall(f".//{SVG}g/{SVG}rect"):
-            assert 76 <= float(rect.attrib["x"]) <= float(rect.attrib["x"]) + float(rect.attrib["width"]) <= width - 23
+            start, length = float(rect.attrib["x"]), float(rect.attrib["width"])
+            assert 76 <= start < width - 24, "a bar beyond the end of the axis is left out"
+            assert start + length <= width - 23
             assert float(rect.attrib["y"]) + float(rect.attrib["height"]) < height
         for text in picture.iter(f"{SVG}text"):
             assert 0 < float(text.attrib["y"]) < height
+            if text.attrib["text-anchor"] == "start":
+                assert float(text.attrib["x"]) + 6 * len(text.text or "") < width
 
 
 class Page(HTMLParser):

@@ -16,6 +16,7 @@ from jitney_worker.simulate.scenarios import (
     SIXTEEN_JOBS,
     SIXTEEN_LENGTHS,
     WORKED_EXAMPLE,
+    JobLine,
     Scenario,
     ScenarioJob,
     read_scenario,
@@ -190,6 +191,11 @@ def test_a_file_of_jobs_is_read_in_the_order_of_arrival(tmp_path: Path) -> None:
         ScenarioJob("last", 3, 1, 3, 0.11),
         ScenarioJob("on time", 5, 1, 3, 0.15),
     )
+
+
+def test_an_arrival_on_the_very_step_is_not_a_step_late_for_a_rounding_error() -> None:
+    assert JobLine(name="a", max_tokens=1, arrival_s=0.14).job(0.02).arrival_step == 7
+    assert JobLine(name="a", max_tokens=1, arrival_s=0.1401).job(0.02).arrival_step == 8
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ def add(a, b): return a + b    # four spaces    before this
 Où est la gare ? Grüße aus Köln. Привет, мир.
 """.splitlines()
 
-CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MARKERS = ("<think>", "</think>", "<tool_call>", "<|fim_prefix|>", "<|function|>", "covid19", "\n\n")
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|function_call|>")
+MARKERS = ("<think>", "</think>", "<tool_call>", "<|fim_prefix|>", "covid19", "\n\n")
 """Added tokens that are not flagged as special: two kinds of marker, an ordinary word, and white space."""
 
 CHATML = (
@@ -29,7 +29,7 @@ SPM_CONTROL = ("<unk>", "<s>", "</s>")
 
 
 def byte_bpe(directory: Path, *, bos: bool = False, template: str | None = CHATML) -> Path:
-    """Byte-level BPE: ids 0 to 2 are `CONTROL`, the last ones are `MARKERS`."""
+    """Byte-level BPE: ids 0 to 3 are `CONTROL`, the last ones are `MARKERS`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -244,7 +244,7 @@ def test_a_template_that_writes_its_tokens_around_a_users_word_makes_none(tmp_pa
 
 def test_markers_of_a_user_are_text_and_those_of_the_model_are_tokens(tmp_path: Path) -> None:
     """`</think>` is not flagged special, but the template gives it a meaning. `covid19` is just a word."""
-    template = THOUGHTS + "{% if false %}\n\n{% endif %}"  # white space has no meaning, though it stands there
+    template = THOUGHTS + "{{ '' if true else '\\n\\n' }}"  # white space has no meaning, though it stands there
     tokenizer = Tokenizer.load(small.byte_bpe(tmp_path, template=template))
     ids = {marker: tokenizer.encode_prompt(marker) for marker in small.MARKERS}
     assert all(len(found) == 1 for found in ids.values())

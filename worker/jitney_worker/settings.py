@@ -91,7 +91,7 @@ class WorkerSection(BaseModel):
     claim_ahead_patience_s: float = Field(1.0, gt=0.0)
     max_unpublished_steps: int = Field(8, ge=1)
     drain_timeout_s: float = Field(20.0, ge=0.0)
-    snapshot_every_s: float = Field(0.1, gt=0.0)
+    snapshot_every_s: float = Field(0.5, gt=0.0)
     num_tokenizer_threads: int = Field(2, ge=1, le=32)
     max_attempts: int = Field(3, ge=1)
     max_tries: int = Field(10, ge=1)

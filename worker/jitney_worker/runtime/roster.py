@@ -11,7 +11,7 @@ from jitney.workers import Departure, SeatView, WorkerView, unix_now
 from jitney_worker.engine.protocol import EngineSnapshot, SequenceDelta
 from jitney_worker.runtime.running import job_id_of
 
-NUM_DEPARTURES_KEPT = 256
+NUM_DEPARTURES_KEPT = 64
 
 
 class Roster:

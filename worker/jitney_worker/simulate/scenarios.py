@@ -87,7 +87,7 @@ class JobLine(BaseModel):
         step = self.arrival_step or 0
         seconds = step * step_s
         if self.arrival_s is not None:
-            # Rounded first: 0.3 s on a clock of 0.1 s is 3 steps, not 2.9999999999999996 and then 4.
+            # Rounded first: 0.14 s on a clock of 0.02 s is 7 steps, not 7.000000000000001 and so 8.
             step, seconds = ceil(round(self.arrival_s / step_s, 9)), self.arrival_s
         return ScenarioJob(self.name, self.max_tokens, self.num_prompt_tokens, step, seconds)
 
