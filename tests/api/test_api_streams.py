@@ -89,6 +89,14 @@ async def test_a_replay_says_the_same_bytes_as_the_live_stream(api, worker, stre
             assert later == rest.partition(b"\n\n")[2]
 
 
+@pytest.mark.parametrize("stream_format", ["chat.completion.chunk", "completion"])
+async def test_a_token_whose_text_is_held_back_makes_no_frame(api, worker, stream_format):
+    job_id = await api.create_job()
+    await worker.serve("a", "", "", "b")
+    frames = await frames_of(await api.get(f"/v1/jobs/{job_id}/events?format={stream_format}"))
+    assert sorted({int(frame.id or 0) for frame in frames} - {0}) == [2, 5, 6]
+
+
 async def test_offsets_of_a_completion_that_is_resumed_still_count_from_its_beginning(api, worker):
     job_id = await api.create_job(logprobs=0)
     job = await worker.claim()

@@ -247,6 +247,7 @@ async def test_jobs_survive_the_loss_of_every_index(driver: Driver) -> None:
     assert await driver.queue.renew(30.0, [driver.held(owner)]) == set()
     for expected, id in ids.items():
         assert await driver.queue.repair(id) == expected
+    assert await driver.redis.llen(driver.keys.bell) == 1, "somebody may be waiting for what is queued again"
     assert await driver.queue.repair(running) == "ok", "its owner has renewed"
     assert await driver.queue.repair(returned) == "handed"
     assert await driver.queue.repair(bound) == "handed"
