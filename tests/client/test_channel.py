@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 from tests.client.scripted_worker import PATIENCE_S, ScriptedWorker, Turn, eventually
 
 from jitney.async_client import AsyncClient, AsyncJob
@@ -292,6 +294,16 @@ async def test_a_log_whose_record_is_gone_will_never_end(redis: Redis, turn: Tur
             await asyncio.wait_for(stream.read(), PATIENCE_S)
 
 
+async def test_an_ended_job_whose_log_is_gone_is_told_at_once(
+    redis: Redis, turn: Turn, trusting: ChannelReader
+) -> None:
+    await turn.finish("a")
+    await redis.delete(turn.queue.keys.tokens(turn.id))
+    async with trusting.follow(turn.id) as stream:
+        with pytest.raises(JobNotFound):
+            await asyncio.wait_for(stream.read(), PATIENCE_S)
+
+
 async def test_another_data_set_ends_the_streams_of_its_queue_alone(
     redis: Redis, turn: Turn, alert: ChannelReader, queue_name: str
 ) -> None:
@@ -498,6 +510,24 @@ async def test_a_follower_keeps_no_more_than_it_may() -> None:
         assert follower.newest == 0
         assert await follower.read(0.05) == []
         assert asked == [0]
+
+
+async def test_a_read_of_the_log_that_fails_is_tried_again() -> None:
+    async def read(attempt: int) -> LogPage:
+        if attempt < 3:
+            raise RedisConnectionError("cut")
+        return LogPage([tokens(1).payload])
+
+    attempts = itertools.count(1)
+    follower = Follower(
+        "q.x",
+        0,
+        lambda job_id, cursor: asyncio.create_task(read(next(attempts))),
+        max_messages=10,
+        max_bytes=10_000,
+        max_outage_s=NEVER_S,
+    )
+    assert [message.event.seq for message in await follower.read(PATIENCE_S)] == [1]
 
 
 def tokens(seq: int) -> Message:

@@ -14,16 +14,18 @@ from jitney_worker.engine.settings import EngineSettings
 from jitney_worker.model.attention import TorchAttention
 from jitney_worker.model.cache import KVCache
 from jitney_worker.model.runner import TorchRunner
+from jitney_worker.text.rules import StopRules
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One sequence to run. Ends by length alone unless stop tokens are given."""
+    """One sequence to run. Ends by length alone unless stop strings or stop tokens are given."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int = 32
     output_ids: tuple[int, ...] = ()
     salt: str = ""
+    stop: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -45,8 +47,8 @@ def prompt(length: int, *, seed: int, vocab_size: int = 512) -> tuple[int, ...]:
 
 
 def engine_for(runner: TorchRunner, *, model: ModelRunner | None = None, **settings: Any) -> LocalEngine:
-    """An engine that checks its laws after every step. model: executes instead of `runner`."""
-    hash_block = settings.pop("hash_block", None)
+    """An engine that checks its laws after every step. model: executes instead of `runner`; rules: for stop strings."""
+    hash_block, rules = settings.pop("hash_block", None), settings.pop("rules", None)
     limits = {
         "max_model_len": runner.max_model_len,
         "num_blocks": runner.num_blocks,
@@ -55,10 +57,10 @@ def engine_for(runner: TorchRunner, *, model: ModelRunner | None = None, **setti
         "check": True,
     }
     extra = {} if hash_block is None else {"hash_block": hash_block}
-    return LocalEngine(EngineSettings(**(limits | settings)), model or runner, **extra)
+    return LocalEngine(EngineSettings(**(limits | settings)), model or runner, rules, **extra)
 
 
-def run(engine: LocalEngine, asks: Sequence[Ask], *, every: int = 0) -> list[Answer]:
+def run(engine: LocalEngine, asks: Sequence[Ask], *, every: int = 0, rules: StopRules | None = None) -> list[Answer]:
     """Run all to the end. every: add one at a time with so many steps between (0 = all before the first step)."""
     answers = {f"job{i}/0": Answer() for i in range(len(asks))}
     waiting = [(name, i, ask) for i, (name, ask) in enumerate(zip(answers, asks, strict=True))]
@@ -66,11 +68,13 @@ def run(engine: LocalEngine, asks: Sequence[Ask], *, every: int = 0) -> list[Ans
     while waiting or engine.has_work():
         while waiting and (every == 0 or steps % every == 0 or not engine.has_work()):
             name, arrival, ask = waiting.pop(0)
+            if rules is not None:
+                rules.register(name, ask.stop)
             engine.add(
                 SequenceRequest(
                     SequenceId(name),
                     ask.prompt_ids,
-                    SequenceParams(max_tokens=ask.max_tokens, **ask.options),
+                    SequenceParams(max_tokens=ask.max_tokens, has_stop_strings=bool(ask.stop), **ask.options),
                     (0, 0.0, 0, arrival),
                     ask.output_ids,
                     ask.salt,

@@ -11,9 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from engine_driver import Ask, alone, engine_for, prompt, run, tokens
+from engine_driver import Ask, alone, engine_for, prompt, run, tokens, with_own_cache
 
 from jitney_worker.model.runner import TorchRunner, load_runner
+from jitney_worker.text.rules import StopRules
+from jitney_worker.text.spelling import Speller
+from jitney_worker.text.tokenizer import Tokenizer
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "top_k": 50}
 KINDS = ("greedy", "seeded")
@@ -121,6 +124,36 @@ def test_preempted_sequences_equal_undisturbed_ones(tiny: TorchRunner, kind: str
     assert engine.snapshot().num_preemptions >= 2
     assert [answer.token_ids for answer in answers] == [alone(tiny, ask) for ask in asks]
     assert {(answer.finish_reason, len(answer.token_ids)) for answer in answers} == {("length", 64)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_preempted_sequences_with_stop_strings_end_where_undisturbed_ones_do(
+    tiny: TorchRunner, tiny_directory: Callable[[str], Path], kind: str
+) -> None:
+    """Each stop string is text that the undisturbed answer has around its fortieth token."""
+    tokenizer = Tokenizer.load(tiny_directory("llama"))
+    plain = asks_of(kind, [20, 20, 20, 20], max_tokens=64)
+    asks = [
+        dataclasses.replace(ask, stop=(text_around(tokenizer, alone(tiny, ask), 40), "never said")) for ask in plain
+    ]
+    rules = StopRules(tokenizer)
+    expected = [run(engine_for(with_own_cache(tiny), rules=rules), [ask], rules=rules)[0] for ask in asks]
+    assert all(answer.finish_reason == "stop" and len(answer.token_ids) < 64 for answer in expected)
+    assert any(len(answer.token_ids) > 30 for answer in expected)
+    engine = engine_for(tiny, num_blocks=8, admission_reserve=0.0, rules=rules)
+    answers = run(engine, asks, rules=rules)
+    assert engine.snapshot().num_preemptions >= 2
+    assert [(answer.token_ids, answer.finish_reason) for answer in answers] == [
+        (answer.token_ids, "stop") for answer in expected
+    ]
+
+
+def text_around(tokenizer: Tokenizer, token_ids: list[int], place: int) -> str:
+    """What three tokens at `place`, or the nearest before it, spell: three characters or more, all of them whole."""
+    speller = Speller(tokenizer, ())
+    pieces = [speller.push(token_id).text for token_id in token_ids]
+    texts = ("".join(pieces[i : i + 3]) for i in range(place, -1, -1))
+    return next(text for text in texts if len(text) > 2 and "\ufffd" not in text)
 
 
 @pytest.mark.parametrize("kind", KINDS)

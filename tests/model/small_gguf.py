@@ -16,8 +16,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 from jitney_worker.model.registry import KnownModel
 
 HIDDEN, INNER, NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS = 64, 96, 4, 2, 2
-TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(ByteLevel.alphabet()), "he", "ll", "hell", "Ġw"]
-MERGES = ["h e", "l l", "he ll", "Ġ w"]
+TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(ByteLevel.alphabet()), "he", "ll", "hell", "Ġw", "42"]
+MERGES = ["h e", "l l", "he ll", "Ġ w", "4 2"]
 PACKAGE, VERSION = "jitney_small_model", "1.0"
 MEMBER = f"{PACKAGE}/small.gguf"
 

@@ -67,7 +67,7 @@ def test_the_tokenizer_merges_splits_digits_and_keeps_control_tokens_whole(conve
         "2",
         "<|im_end|>",
     ]
-    assert len(MERGES) == 4
+    assert "4 2" in MERGES, "only the pre-tokeniser keeps these digits apart"
     text = "hello 日本語 😀\n\ttabs"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 

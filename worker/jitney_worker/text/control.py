@@ -66,16 +66,6 @@ class ControlTokens:
 
     def renamed_spec(self, spec: dict[str, Any]) -> dict[str, Any]:
         """tokenizer.json with the secret names instead of the public ones; ids and flags stay."""
-        model = dict(spec["model"])
-        vocab = model.get("vocab") or {}
-        if isinstance(vocab, list):
-            model["vocab"] = [[self._names.get(token, token), score] for token, score in vocab]
-        else:
-            model["vocab"] = {self._names.get(token, token): number for token, number in vocab.items()}
-        if "merges" in model:
-            model["merges"] = [merge for merge in model["merges"] if not self._is_named(merge)]
-        if model.get("unk_token") in self._names:
-            model["unk_token"] = self._names[model["unk_token"]]
         # With this normaliser a normalised token would be found only at the start of a word.
         found_anywhere = {"normalized": False} if _prepends(spec.get("normalizer")) else {}
         added = [
@@ -84,7 +74,21 @@ class ControlTokens:
             else entry
             for entry in spec.get("added_tokens") or ()
         ]
-        return {**spec, "model": model, "added_tokens": added}
+        return {**spec, "model": self._renamed_model(spec["model"]), "added_tokens": added}
+
+    def _renamed_model(self, model: dict[str, Any]) -> dict[str, Any]:
+        """The vocabulary proper: many hold their control tokens once more, where plain text could reach them."""
+        vocab: Any = model.get("vocab") or {}
+        if isinstance(vocab, list):
+            vocab = [[self._names.get(token, token), score] for token, score in vocab]
+        else:
+            vocab = {self._names.get(token, token): number for token, number in vocab.items()}
+        renamed = {**model, "vocab": vocab}
+        if "merges" in model:
+            renamed["merges"] = [merge for merge in model["merges"] if not self._is_named(merge)]
+        if model.get("unk_token") in self._names:
+            renamed["unk_token"] = self._names[model["unk_token"]]
+        return renamed
 
     def _is_named(self, merge: str | list[str]) -> bool:
         """True if this pair of the vocabulary makes, or is made of, a control token."""
