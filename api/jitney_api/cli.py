@@ -31,9 +31,11 @@ class _AnnouncingServer(uvicorn.Server):
 
 
 def api(
-    host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.  [default: 8000]")] = None,
-    redis_url: Annotated[str | None, typer.Option(help="Where the queues are.  [default: JITNEY_REDIS_URL]")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (default: 127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one (default: 8000).")] = None,
+    redis_url: Annotated[
+        str | None, typer.Option(help="Redis to talk to (default: JITNEY_REDIS_URL, the local stack, localhost).")
+    ] = None,
 ) -> None:
     """Serve the OpenAI endpoints and the job endpoints over HTTP."""
     configure()
@@ -42,10 +44,9 @@ def api(
 
 
 def serve(settings: ApiSettings) -> None:
-    """Serve until SIGTERM or SIGINT; open streams may go on for `drain_timeout_s`. Then the exit code is 0."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn sends the signal once more after it has stopped in good order.
-        signal.signal(number, _leave)
+    """Serve until SIGTERM or SIGINT; open streams may go on for `drain_timeout_s`."""
+    # uvicorn sends the signal once more after it has stopped in good order, which is no way to die of it.
+    signal.signal(signal.SIGTERM, _leave)
     config = uvicorn.Config(
         create_app(settings),
         host=settings.host,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, Final, Never, TypeVar
+from typing import Any, Never, TypeVar
 
 from starlette.types import Message, Receive, Send
 
+from jitney.tasks import end_tasks
 from jitney_api.frames import KEEP_ALIVE
 
 T = TypeVar("T")
-
-CANCEL_AGAIN_S: Final = 0.1
 
 
 class ClientGone(Exception):
@@ -28,7 +27,7 @@ async def unless(work: Coroutine[Any, Any, T], *watches: Coroutine[Any, Any, Nev
 
     Everything is over when this returns. A cancellation from outside passes through.
     """
-    working, *watching = tasks = [asyncio.ensure_future(one) for one in (work, *watches)]
+    working, *_ = tasks = [asyncio.create_task(one) for one in (work, *watches)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         # Work first: a response that is complete looks to its watch like a client that left.
@@ -36,23 +35,10 @@ async def unless(work: Coroutine[Any, Any, T], *watches: Coroutine[Any, Any, Nev
         outcome: T = ended.result()
         return outcome
     finally:
-        await _end(working, *watching)
-
-
-async def _end(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel, as often as it takes.
-
-    Once is not enough: before Python 3.12 `asyncio.wait_for`, through which redis-py writes, loses a
-    cancellation that comes together with its own result, and the task would wait on for ever.
-    """
-    pending = set(tasks)
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()  # seen, so that nobody is told of an exception that was never retrieved
+        await end_tasks(tasks)
+        for task in tasks:
+            if not task.cancelled():
+                task.exception()  # seen: asyncio reports what nobody has looked at
 
 
 async def client_leaves(receive: Receive) -> Never:

@@ -14,14 +14,13 @@ from tests.api.api_wire import PATIENCE_S, ask
 from jitney.errors import SettingsError
 from jitney_api.settings import ApiSettings
 
-COMMAND = "import typer; from jitney_api.cli import api; typer.run(api)"
-
 
 async def start(*arguments: str, **environment: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
-        "-c",
-        COMMAND,
+        "-m",
+        "jitney",
+        "api",
         *arguments,
         env={**os.environ, **environment},
         stderr=asyncio.subprocess.PIPE,
@@ -71,6 +70,13 @@ async def test_a_port_that_is_taken_ends_it_with_an_error_and_no_ready_line(redi
     _, said = await asyncio.wait_for(program.communicate(), PATIENCE_S)
     assert program.returncode != 0
     assert b"ready api" not in said
+
+
+async def test_a_wrong_setting_ends_it_with_one_line(redis_url):
+    program = await start(JITNEY_REDIS_URL=redis_url, JITNEY_API__KEEP_ALIVE_S="0")
+    _, said = await asyncio.wait_for(program.communicate(), PATIENCE_S)
+    assert program.returncode == 1
+    assert said == b"error: api.keep_alive_s: Input should be greater than 0 (given: '0')\n"
 
 
 def test_settings_come_from_their_own_section_of_the_environment(monkeypatch):

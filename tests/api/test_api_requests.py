@@ -241,6 +241,7 @@ async def test_developer_is_system_and_a_name_is_kept(api, worker):
         ([{"role": "user", "content": []}], "messages.0.content"),
         ([USER, {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "messages.1.content"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content"),
+        ([{"role": "user", "content": [{"type": "input_audio", "text": "x"}]}], "messages.0.content"),
         ([{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}], "messages.0.tool_calls"),
         ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages.0.role"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ FAMILIES: Mapping[str, Family] = {
     "Qwen3ForCausalLM": Family(qkv_bias=None, o_bias=None, qk_norm=True, max_position_embeddings=32_768),
 }
 ROPE_KINDS = frozenset({"default", "linear", "yarn", "llama3"})
+_COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class ModelConfig:
     rope: RopeConfig
     windows: tuple[int | None, ...]
     eos_token_ids: tuple[int, ...] = ()
-    bos_token_id: int | None = field(default=None)
+    bos_token_id: int | None = None
 
     @classmethod
     def of_directory(cls, directory: Path) -> ModelConfig:
@@ -107,9 +108,6 @@ def model_config(raw: Mapping[str, Any], generation: Mapping[str, Any], *, where
     if config.num_heads % config.num_kv_heads:
         raise ModelError(f"{where}: {config.num_heads} heads do not divide among {config.num_kv_heads} KV heads")
     return config
-
-
-_COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
