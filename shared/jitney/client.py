@@ -103,7 +103,7 @@ class Job:
                 yield batch
         finally:
             with contextlib.suppress(RuntimeError):  # the client was closed first: so is the stream
-                self._thread.run(batches.aclose())
+                self._thread.run(_end(batches))
 
     def result(self, timeout_s: float | None = None) -> Result:
         """Wait for the job's end. After `timeout_s` TimeoutError; the job goes on all the same.
@@ -123,6 +123,10 @@ class Job:
 
 async def _next_or_none(batches: AsyncGenerator[list[Message], None]) -> list[Message] | None:
     return await anext(batches, None)
+
+
+async def _end(batches: AsyncGenerator[list[Message], None]) -> None:
+    await batches.aclose()
 
 
 class Client:

@@ -46,7 +46,7 @@ class LogReader:
         self._epochs: dict[str, bytes | None] = {}
 
     async def read(self, job_id: str, cursor: int) -> LogPage | None:
-        """The next page, at most LOG_PAGE events; None when neither log nor job exists."""
+        """The next page, at most LOG_PAGE events; None when nothing will come any more, for want of log or job."""
         queue = self._queue(queue_of(job_id))
         if queue.name not in self._epochs:
             await self.changed_epochs({queue.name})
@@ -58,7 +58,13 @@ class LogReader:
         state, seq = await self._redis.hmget(queue.keys.job(job_id), ["state", "seq"])
         if state is None:
             return None  # a log whose job record is gone will never grow again
-        return LogPage(payloads, over=state == b"done" and int(seq or 0) <= cursor)
+        if state != b"done":
+            return LogPage([])
+        if int(seq or 0) <= cursor:
+            return LogPage([], over=True)
+        # It ended between the two questions, or its log is lost.
+        payloads = await queue.read_log(JobId(job_id), cursor, count=LOG_PAGE)
+        return LogPage(payloads) if payloads else None
 
     async def news(self, seen: Mapping[str, int]) -> set[str]:
         """Those of the jobs whose log has moved beyond the seq seen, or that are over or gone.

@@ -8,6 +8,7 @@ from contract_driver import LEASE_S, Driver
 
 from jitney.messages import Event
 from jitney.queue import Append, Held, pack_ids, unpack_ids
+from jitney.scripts import load
 
 
 async def test_a_job_is_handed_out_once(driver: Driver) -> None:
@@ -188,10 +189,17 @@ async def test_one_refused_job_of_a_step_leaves_the_others_alone(driver: Driver)
     appends = [Append(job.id, job.fence, 1, 1, [event]) for job in jobs]
     appends[3] = replace(appends[3], fence=jobs[4].fence)
     appends[149] = replace(appends[149], first_seq=9)
+    await driver.redis.script_load(load("append").source)
+    calls = await script_calls(driver)
     refusals = await driver.queue.append(appends)
+    assert await script_calls(driver) == calls + 3, "at most 64 jobs a call: a longer one would hold up the server"
     assert [(refusal.id, refusal.reason) for refusal in refusals] == [(jobs[3].id, "fence"), (jobs[149].id, "seq")]
     lengths = [await driver.redis.xlen(driver.keys.tokens(job.id)) for job in jobs]
     assert lengths == [int(number not in (3, 149)) for number in range(150)]
+
+
+async def script_calls(driver: Driver) -> int:
+    return int((await driver.redis.info("commandstats"))["cmdstat_evalsha"]["calls"])
 
 
 async def test_a_log_that_vanished_does_not_begin_anew(driver: Driver) -> None:

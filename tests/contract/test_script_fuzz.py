@@ -11,8 +11,8 @@ from histories import History, forget
 from jitney.connection import Redis
 from jitney.queue import Queue
 
-SEEDS = int(os.environ.get("JITNEY_FUZZ_SEEDS", "24"))
-PER_TEST = 24
+SEEDS = int(os.environ.get("JITNEY_FUZZ_SEEDS", "100"))
+PER_TEST = 50
 
 
 @pytest.mark.timeout(600)
