@@ -1,28 +1,32 @@
-"""A client, a card and a scripted worker on one queue."""
+"""A client, a card and a scripted worker on one queue; readers of its channels."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
-from tests.client.scripted_worker import ScriptedWorker
+from tests.client.reading import NEVER_S
+from tests.client.scripted_worker import ScriptedWorker, Turn
+from tests.conftest import WriteCard
 
 from jitney.async_client import AsyncClient
+from jitney.channel import ChannelReader
 from jitney.connection import Redis
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A developer's own `.env` or environment must not steer a test."""
     for name in ("JITNEY_REDIS_URL", "JITNEY_QUEUE", "JITNEY_MODEL", "JITNEY_DATA_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.chdir(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
-async def client(redis_url: str, queue_name: str, write_queue_card: object) -> AsyncIterator[AsyncClient]:
-    await write_queue_card()  # type: ignore[operator]
+async def client(redis_url: str, queue_name: str, write_queue_card: WriteCard) -> AsyncIterator[AsyncClient]:
+    await write_queue_card()
     async with AsyncClient(redis_url, queue=queue_name) as client:
         yield client
 
@@ -30,3 +34,24 @@ async def client(redis_url: str, queue_name: str, write_queue_card: object) -> A
 @pytest.fixture
 def worker(redis: Redis, queue_name: str) -> ScriptedWorker:
     return ScriptedWorker(redis, queue_name)
+
+
+@pytest.fixture
+async def turn(client: AsyncClient, worker: ScriptedWorker) -> Turn:
+    """One claimed job that has said nothing yet."""
+    await client.enqueue("hello")
+    return await worker.take()
+
+
+@pytest.fixture
+async def alert(redis_url: str) -> AsyncIterator[ChannelReader]:
+    """A reader that looks into the log again after a tenth of a second of silence."""
+    async with ChannelReader(redis_url, quiet_s=0.1) as reader:
+        yield reader
+
+
+@pytest.fixture
+async def trusting(redis_url: str) -> AsyncIterator[ChannelReader]:
+    """A reader that never looks by itself: what it finds, the channel or a subscription told it."""
+    async with ChannelReader(redis_url, quiet_s=NEVER_S) as reader:
+        yield reader

@@ -39,6 +39,7 @@ class Running:
     @classmethod
     async def start(cls, *arguments: str, redis_url: str, stdin: int | None = None) -> Running:
         environment = os.environ | {"JITNEY_REDIS_URL": redis_url, "TERM": "dumb", "COLUMNS": "200"}
+        environment.pop("PYTHONUNBUFFERED", None)  # it would hide a missing flush
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "jitney", *arguments),
@@ -85,6 +86,17 @@ async def test_enqueue_streams_the_text_as_it_comes(
     await running.says(" upon ä")
     await turn.finish(" time")
     assert await running.ended() == Ended(0, " time\n", "")
+
+
+async def test_the_text_is_that_of_the_first_choice(
+    redis_url: str, client: AsyncClient, worker: ScriptedWorker
+) -> None:
+    job = await client.enqueue("x")
+    turn = await worker.take()
+    await turn.say("a")
+    await turn.say("other", choice=1)
+    await turn.finish("b")
+    assert await jitney("stream", job.id, redis_url=redis_url) == Ended(0, "ab\n", "")
 
 
 async def test_detach_prints_the_id_alone(redis_url: str, client: AsyncClient, worker: ScriptedWorker) -> None:
