@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Never
 
 import pytest
 from tests.api.api_wire import PATIENCE_S, num_readers, until
+
+from jitney_api.presence import ClientGone, unless
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
 
@@ -141,6 +143,36 @@ async def test_the_end_of_the_api_process_ends_a_stream_as_an_error_and_the_job_
     assert last.json()["error"]["code"] == "api_stopping"
     await job.finish()
     assert await state_of(worker, job.id) == ("done", "finished")
+
+
+async def test_work_that_is_done_counts_though_the_client_left_in_the_same_moment():
+    async def leaves() -> Never:
+        raise ClientGone
+
+    async def works() -> str:
+        return "done"
+
+    for _ in range(50):  # a set of two has no order to rely on
+        assert await unless(works(), leaves()) == "done"
+
+
+async def test_work_is_over_before_its_client_is_called_gone():
+    ended = asyncio.Event()
+
+    async def leaves() -> Never:
+        await asyncio.sleep(0)
+        raise ClientGone
+
+    async def works() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.set()
+
+    with pytest.raises(ClientGone):
+        await unless(works(), leaves())
+    assert ended.is_set()
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -33,6 +33,15 @@ async def test_an_unknown_url_is_a_404_in_the_same_shape(api):
     assert len(error["message"]) < 120
 
 
+async def test_a_wrong_query_parameter_is_a_400_that_names_it(api):
+    job = "/v1/jobs/q.0123456789012345678901/events"
+    for query, name in (("format=" + "x" * 5_000, "format"), ("starting_after=-1", "starting_after")):
+        answer = await api.get(f"{job}?{query}")
+        error = await error_of(answer)
+        assert (answer.status, error["param"]) == (400, name)
+        assert len(error["message"]) < 250
+
+
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
