@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, get_args
 
 from redis.exceptions import RedisError
 
 from jitney.cards import QueueCard
 from jitney.channel import ChannelReader, Message
 from jitney.connection import connect
-from jitney.errors import InvalidJob, JobNotFound, QueueUnavailable, StreamLost
+from jitney.durability import Durability, Proof, find_proof
+from jitney.errors import InvalidJob, JobNotFound, QueueUnavailable, SettingsError, StreamLost
 from jitney.keys import JobId, new_job_id, queue_of
 from jitney.messages import Event, JobSpec
-from jitney.queue import JobStatus, Limits, Queue
+from jitney.queue import Enqueued, Entry, JobStatus, Limits, Queue
 from jitney.result import Collector, Result
 from jitney.settings import client_settings, usable_url
 from jitney.submission import check_against, check_idempotency_key, entry_for, find_card, spec_from
@@ -68,7 +69,7 @@ class AsyncJob:
 
     async def cancel(self) -> bool:
         """End the job now. False if it had already ended. Raises JobNotFound."""
-        async with _answering():
+        async with answering():
             cancelled = await self._client.queue(queue_of(self.id)).cancel(self.id)
         if cancelled.outcome == "notfound":
             raise _no_such_job(self.id)
@@ -76,7 +77,7 @@ class AsyncJob:
 
     async def status(self) -> JobStatus:
         """Where the job stands. Raises JobNotFound."""
-        async with _answering():
+        async with answering():
             status = await self._client.queue(queue_of(self.id)).status(self.id)
         if status is None:
             raise _no_such_job(self.id)
@@ -88,6 +89,8 @@ class AsyncClient:
 
     url: `redis://…`, `rediss://…` or `unix://…`; absent: as `ClientSettings` finds it.
     queue, model: where jobs go; absent: the only queue there is. limits: bounds on what may wait.
+    durability: `default` = as safe as the server is set up to be; `strict` = an accepted job is on disk, or
+    `enqueue` raises (SettingsError where the server cannot confirm that, NotDurable where it does not in time).
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class AsyncClient:
         queue: str | None = None,
         model: str | None = None,
         limits: Limits | None = None,
+        durability: Durability | None = None,
         name: str = "jitney-client",
     ) -> None:
         settings = client_settings()
@@ -104,12 +108,17 @@ class AsyncClient:
             raise InvalidJob("give queue or model, not both", param="queue")
         self._destination = queue or model or settings.queue or settings.model
         self._limits = limits or Limits()
+        self._durability = durability or settings.durability
+        if self._durability not in get_args(Durability):
+            raise SettingsError(f"durability={self._durability!r} must be one of {', '.join(get_args(Durability))}")
         address = usable_url(url or settings.url)
         self.redis = connect(address, name=name)
         self.reader = ChannelReader(address)
         self._queues: dict[str, Queue] = {}
         self._cards: dict[str, tuple[float, str, QueueCard]] = {}
         self._reading_card = asyncio.Lock()
+        self._proof: Proof | None = None
+        self._finding_proof = asyncio.Lock()
 
     async def enqueue(
         self,
@@ -122,7 +131,7 @@ class AsyncClient:
         """Enqueue a prompt (text or token ids) or a chat; `options` are fields of SamplingParams and JobSpec.
 
         Raises InvalidJob (which names the field), PromptTooLong, UnknownQueue, IdempotencyConflict,
-        Overloaded, QueueUnavailable.
+        Overloaded, QueueUnavailable; with strict durability also SettingsError and NotDurable.
         """
         return await self.enqueue_spec(
             spec_from({"prompt": prompt, "messages": messages, **options}), idempotency_key=idempotency_key
@@ -136,9 +145,17 @@ class AsyncClient:
         name, card = await self.card(queue)
         check_against(card, spec)
         entry = entry_for(spec, job_id=new_job_id(name), card=card, idempotency_key=idempotency_key)
-        async with _answering():
-            enqueued = await self.queue(name).enqueue(entry, self._limits)
+        async with answering():
+            enqueued = await self._enqueue(self.queue(name), entry)
         return AsyncJob(self, enqueued.id)
+
+    async def _enqueue(self, queue: Queue, entry: Entry) -> Enqueued:
+        if self._durability == "default":
+            return await queue.enqueue(entry, self._limits)
+        async with self._finding_proof:
+            if self._proof is None:
+                self._proof = await find_proof(self.redis, queue.keys)
+        return await queue.enqueue_synced(entry, self._limits, self._proof)
 
     async def generate(
         self,
@@ -173,7 +190,7 @@ class AsyncClient:
         async with self._reading_card:
             known = self._cards.get(name)
             if known is None or known[0] < clock():
-                async with _answering():
+                async with answering():
                     queue, card = await find_card(self.redis, name)
                 known = self._cards[name] = (clock() + CARD_LIFE_S, queue, card)
         return known[1], known[2]
@@ -197,7 +214,7 @@ def _no_such_job(job_id: JobId) -> JobNotFound:
 
 
 @contextlib.asynccontextmanager
-async def _answering() -> AsyncIterator[None]:
+async def answering() -> AsyncIterator[None]:
     """Redis' own errors as ours."""
     try:
         yield

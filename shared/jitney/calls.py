@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from redis.exceptions import BusyLoadingError, ConnectionError, ReadOnlyError, RedisError, ResponseError, TimeoutError
@@ -26,12 +27,12 @@ _REFUSED_WRITES: Final = (
 
 
 class ScriptedQueue:
-    """One queue over one client: its name, its keys, its scripts."""
+    """One queue over one client: its name, its keys, its scripts. annex: as for `Keys`."""
 
-    def __init__(self, redis: Redis, name: str) -> None:
+    def __init__(self, redis: Redis, name: str, *, annex: str = "") -> None:
         self.redis = redis
         self.name = name
-        self.keys = Keys(name)
+        self.keys = Keys(name, annex=annex)
 
     def _call(self, keys: Sequence[str], arguments: Sequence[scripts.Argument]) -> scripts.Call:
         return scripts.Call(keys, [self.keys.prefix, *arguments])
@@ -40,14 +41,21 @@ class ScriptedQueue:
         return await scripts.run(self.redis, scripts.load(name), self._call(keys, arguments))
 
     async def _run_or_unavailable(self, name: str, keys: Sequence[str], arguments: Sequence[scripts.Argument]) -> Any:
-        try:
+        with or_unavailable():
             return await self._run(name, keys, arguments)
-        except (ConnectionError, TimeoutError, ReadOnlyError, BusyLoadingError) as error:
-            raise QueueUnavailable(f"Redis does not take the job: {error}") from error
-        except ResponseError as error:
-            if not _refuses_writes(error):
-                raise
-            raise QueueUnavailable(f"Redis refuses to write: {error}") from error
+
+
+@contextlib.contextmanager
+def or_unavailable() -> Iterator[None]:
+    """QueueUnavailable for a server that does not answer, or refuses to write; other errors stay what they are."""
+    try:
+        yield
+    except (ConnectionError, TimeoutError, ReadOnlyError, BusyLoadingError) as error:
+        raise QueueUnavailable(f"Redis does not take the job: {error}") from error
+    except ResponseError as error:
+        if not _refuses_writes(error):
+            raise
+        raise QueueUnavailable(f"Redis refuses to write: {error}") from error
 
 
 def _refuses_writes(error: RedisError) -> bool:

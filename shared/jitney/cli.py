@@ -13,6 +13,8 @@ import orjson
 import typer
 
 from jitney.client import Client, Job
+from jitney.dead_cli import dead
+from jitney.doctor import doctor
 from jitney.errors import InvalidJob, JitneyError
 from jitney.plugins import add_plugins, outcomes
 from jitney.result import Collector
@@ -170,6 +172,8 @@ def _read_messages(path: Path) -> Any:
         raise InvalidJob(f"{path} is not JSON: {error}", param="messages") from None
 
 
+app.add_typer(dead)
+app.command()(doctor)
 add_plugins(app)
 
 

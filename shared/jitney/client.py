@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from jitney.async_client import AsyncClient, AsyncJob, Messages, Prompt
 from jitney.channel import Message
+from jitney.durability import Durability
 from jitney.keys import JobId
 from jitney.messages import Event, JobSpec
 from jitney.queue import JobStatus, Limits
@@ -142,9 +143,10 @@ class Client:
         queue: str | None = None,
         model: str | None = None,
         limits: Limits | None = None,
+        durability: Durability | None = None,
         name: str = "jitney-client",
     ) -> None:
-        self._client = AsyncClient(url, queue=queue, model=model, limits=limits, name=name)
+        self._client = AsyncClient(url, queue=queue, model=model, limits=limits, durability=durability, name=name)
         self._thread = _LoopThread()
         self._finalizer = weakref.finalize(self, _close, self._thread, self._client)
 
@@ -159,7 +161,7 @@ class Client:
         """Enqueue a prompt (text or token ids) or a chat; `options` are fields of SamplingParams and JobSpec.
 
         Raises InvalidJob (which names the field), PromptTooLong, UnknownQueue, IdempotencyConflict,
-        Overloaded, QueueUnavailable.
+        Overloaded, QueueUnavailable; with strict durability also SettingsError and NotDurable.
         """
         asked = self._client.enqueue(prompt, messages, idempotency_key=idempotency_key, **options)
         return Job(self._thread, self._thread.run(asked))

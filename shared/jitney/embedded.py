@@ -96,13 +96,27 @@ class EmbeddedServer:
 
     def start(self) -> EmbeddedServer:
         """Start the server and wait until it answers. Raises ServerError with the end of its log."""
-        self.data_dir.mkdir(parents=True, exist_ok=True)
+        self.launch()
+        try:
+            self.wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def launch(self) -> None:
+        """Start the server, for a caller that then waits with `wait_until_ready`, perhaps on another thread."""
         self.port = self.port or _free_port()
-        conf = self.data_dir / "redis.conf"
-        conf.touch(mode=0o600)
-        conf.write_text(self._configuration())
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            conf = self.data_dir / "redis.conf"
+            conf.touch(mode=0o600)
+            conf.write_text(self._configuration())
+            log_file = (self.data_dir / "redis.log").open("ab")
+        except OSError as error:
+            raise ServerError(f"the server's folder {self.data_dir} cannot be written: {error.strerror}") from None
         # A file, never a pipe: a full pipe would stop the server. A group of its own: Ctrl-C is for us.
-        with (self.data_dir / "redis.log").open("ab") as log:
+        with log_file as log:
             self._child = subprocess.Popen(
                 [str(self.binary), str(conf)],
                 stdin=subprocess.DEVNULL,
@@ -111,12 +125,6 @@ class EmbeddedServer:
                 start_new_session=True,
                 preexec_fn=tether(signal.SIGTERM) if self.tethered else None,
             )
-        try:
-            self._wait_until_ready()
-        except BaseException:
-            self.stop()
-            raise
-        return self
 
     def stop(self) -> None:
         """SIGTERM, so that the file is flushed; SIGKILL only if it does not leave."""
@@ -162,18 +170,22 @@ class EmbeddedServer:
             )
         )
 
-    def _wait_until_ready(self) -> None:
-        assert self._child is not None
-        deadline = time.monotonic() + START_TIMEOUT_S
+    def wait_until_ready(self) -> None:
+        """Until the server answers: START_TIMEOUT_S, or for as long as it says that it loads its file."""
+        assert self._child is not None, "launch() first"
+        child, deadline = self._child, time.monotonic() + START_TIMEOUT_S
         client = redis.Redis(host="127.0.0.1", port=self.port, password=self.password, socket_timeout=1.0)
         with contextlib.closing(client):
             while time.monotonic() < deadline:
-                if self._child.poll() is not None:
-                    raise ServerError(f"{self.binary.name} ended with {self._child.returncode}: {self._last_words()}")
-                # Loading a large file answers with an error for a while: that is not ready either.
-                with contextlib.suppress(redis.RedisError):
+                if child.poll() is not None:
+                    raise ServerError(f"{self.binary.name} ended with {child.returncode}: {self._last_words()}")
+                try:
                     if client.ping():
                         return
+                except redis.BusyLoadingError:
+                    deadline = time.monotonic() + START_TIMEOUT_S
+                except redis.RedisError:
+                    pass
                 time.sleep(0.02)
         raise ServerError(f"{self.binary.name} did not answer within {START_TIMEOUT_S:.0f} s: {self._last_words()}")
 

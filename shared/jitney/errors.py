@@ -7,6 +7,7 @@
     ├── IdempotencyConflict        the same key was used for another body
     ├── Overloaded                 the queue is full: come back later
     ├── QueueUnavailable           Redis does not answer
+    │   └── NotDurable             Redis took the job, but does not confirm that it is on disk
     ├── JobNotFound                no job with that id, or its record has expired
     ├── JobEnded                   the job's own ending, raised by `result()`
     │   ├── JobFailed
@@ -104,6 +105,19 @@ class QueueUnavailable(JitneyError):
 
     type = "service_unavailable_error"
     code = "queue_unavailable"
+
+
+class NotDurable(QueueUnavailable):
+    """Redis took job `job_id`, but did not confirm in time that it is on disk. It may run all the same.
+
+    Send it again under the same idempotency key: that answers the same job, and waits for the disk anew.
+    """
+
+    code = "not_durable"
+
+    def __init__(self, message: str, *, job_id: str) -> None:
+        super().__init__(message)
+        self.job_id = job_id
 
 
 class JobNotFound(JitneyError):

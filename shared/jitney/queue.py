@@ -15,8 +15,8 @@ import orjson
 from jitney import folding, replies, scripts
 from jitney.calls import milliseconds
 from jitney.connection import Redis
-from jitney.errors import InvalidJob
-from jitney.keys import BANDS, Fence, JobId, check_tenant, queue_of
+from jitney.deadletters import DeadLetters
+from jitney.keys import Fence, JobId
 from jitney.records import (
     Append,
     Cancelled,
@@ -72,44 +72,15 @@ LOG_PAGE: Final = 256
 _Item = TypeVar("_Item")
 
 
-class Queue(Upkeep):
+class Queue(DeadLetters, Upkeep):
     """One queue over one client. Methods may be awaited concurrently.
 
-    `enqueue` and `cancel` raise QueueUnavailable when Redis does not answer or refuses to write; the other
-    methods let its own errors through, because a worker decides differently on each.
+    What a client calls (`enqueue`, `cancel`, `requeue_dead`, `drop_dead`) raises QueueUnavailable when Redis does
+    not answer or refuses to write; the other methods let its own errors through, because a worker decides
+    differently on each.
     """
 
     # --- what a client does -------------------------------------------------------------------------------
-
-    async def enqueue(self, entry: Entry, limits: Limits = Limits()) -> Enqueued:  # noqa: B008 (frozen)
-        """Write a job, once. The same id or idempotency key with the same digest answers the job that exists.
-
-        Raises IdempotencyConflict, Overloaded (nothing was written), QueueUnavailable; InvalidJob for an id,
-        tenant or band that must not become part of a key's name.
-        """
-        self._check(entry)
-        keys = [self.keys.counts, self.keys.job(entry.id), self.keys.tokens(entry.id)]
-        if entry.idempotency_key is not None:
-            keys.append(self.keys.idempotency(entry.tenant, entry.idempotency_key))
-        arguments: list[scripts.Argument] = [
-            entry.id,
-            entry.digest,
-            entry.body,
-            entry.band,
-            entry.tenant,
-            entry.num_prompt_tokens,
-            entry.max_tokens or 0,
-            milliseconds(entry.not_before),
-            milliseconds(entry.deadline),
-            milliseconds(entry.timeout_s),
-            milliseconds(entry.queue_timeout_s),
-            milliseconds(entry.result_ttl_s),
-            limits.max_waiting_jobs,
-            limits.max_waiting_tokens,
-            limits.max_tenant_jobs,
-            limits.max_later_jobs,
-        ]
-        return replies.enqueued(await self._run_or_unavailable("enqueue", keys, arguments))
 
     async def cancel(self, id: JobId, *, keep_s: int | None = None) -> Cancelled:
         """End a job now, in whatever state it is. keep_s: life of the result, None = as the job asked.
@@ -247,13 +218,6 @@ class Queue(Upkeep):
         """True as soon as something may be claimable, False after `timeout_s`. `blocking`: `connect_blocking`'s."""
         bells = [self.keys.bell_for(fingerprint), self.keys.bell]
         return await blocking.blpop(bells, timeout=timeout_s) is not None
-
-    def _check(self, entry: Entry) -> None:
-        if queue_of(entry.id) != self.name:
-            raise InvalidJob(f"job {entry.id} is not of queue {self.name}", param="id")
-        check_tenant(entry.tenant)
-        if entry.band not in BANDS:
-            raise InvalidJob(f"band {str(entry.band)[:64]!r} is none of {', '.join(BANDS)}", param="band")
 
     def _append_call(self, appends: Sequence[Append]) -> scripts.Call:
         keys, arguments = [self.keys.counts], list[scripts.Argument]()

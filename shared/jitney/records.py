@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from jitney.keys import Band, Fence, JobId
 
@@ -38,6 +38,7 @@ class Entry:
     digest: of the canonical body before a seed was drawn; tells a repeated submission from another job.
     num_prompt_tokens: an estimate, for bounds and fairness; a worker's first append settles it.
     not_before, deadline: Unix seconds. timeout_s: from then (or now) to the end. queue_timeout_s: to the first event.
+    max_attempts: without progress; fewer than the workers allow, None = as many.
     """
 
     id: JobId
@@ -53,6 +54,7 @@ class Entry:
     queue_timeout_s: float | None = None
     idempotency_key: str | None = None
     result_ttl_s: int = 3_600
+    max_attempts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +224,11 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class DeadJob:
-    """A buried entry. id is '' for an entry that named no job; `fields` holds what else was kept."""
+    """A buried entry.
+
+    id: '' for an entry that named no job. num_tokens: completion tokens that its log holds. event: the job's
+    terminal event. last_error: JSON, of an attempt before the one that ended it. `fields`: what else was kept.
+    """
 
     entry_id: str
     id: str
@@ -231,4 +237,10 @@ class DeadJob:
     reason: str
     num_tokens: int = 0
     event: bytes = b""
-    fields: dict[str, Any] = field(default_factory=dict)
+    last_error: bytes = b""
+    fields: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def buried_at(self) -> float:
+        """Unix seconds, by the server's clock."""
+        return int(self.entry_id.partition("-")[0]) / 1e3

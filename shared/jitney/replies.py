@@ -117,6 +117,11 @@ def job_status(id: JobId, fields: dict[bytes, bytes]) -> JobStatus:
     )
 
 
+def _whole(value: bytes) -> int:
+    """0 for what is no number: anybody may have written it."""
+    return int(value) if value.isdigit() and len(value) < 16 else 0
+
+
 def dead_job(entry_id: bytes, fields: dict[bytes, bytes]) -> DeadJob:
     words = {text(name): value for name, value in fields.items()}
     event = words.pop("e", b"")
@@ -126,7 +131,8 @@ def dead_job(entry_id: bytes, fields: dict[bytes, bytes]) -> DeadJob:
         band=text(words.pop("b", b"")),
         tenant=text(words.pop("t", b"")),
         reason=text(words.pop("r", b"")),
-        num_tokens=int(words.pop("n", b"0")),
+        num_tokens=_whole(words.pop("n", b"0")),
         event=event,
+        last_error=words.pop("le", b""),
         fields=words,
     )

@@ -20,6 +20,8 @@ from jitney.connection import Redis
 
 NAMES: Final = (
     "enqueue",
+    "requeue",
+    "drop",
     "claim",
     "adopt",
     "renew",

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from jitney.durability import Durability
 from jitney.errors import SettingsError
 
 DEFAULT_URL = "redis://127.0.0.1:6379/0"
@@ -25,6 +26,7 @@ class ClientSettings(BaseSettings):
     """Settings of every process that talks to Redis: `JITNEY_<NAME>` in the environment or in `.env`.
 
     redis_url: kept as a secret, because it may hold a password. data_dir: where `jitney up` keeps its files.
+    durability: `strict` = an accepted job is on disk, see docs/DURABILITY.md.
     """
 
     model_config = SettingsConfigDict(
@@ -40,6 +42,7 @@ class ClientSettings(BaseSettings):
     redis_url: SecretStr | None = None
     queue: str | None = None
     model: str | None = None
+    durability: Durability = "default"
     data_dir: Path = Field(default_factory=default_data_dir)
 
     @field_validator("redis_url")

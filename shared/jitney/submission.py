@@ -10,8 +10,8 @@ from jitney.cards import QueueCard, list_aliases, list_cards, read_card
 from jitney.connection import Redis
 from jitney.errors import InvalidJob, PromptTooLong, UnknownQueue
 from jitney.keys import JobId
-from jitney.messages import JobSpec
-from jitney.queue import Entry
+from jitney.messages import JobSpec, RetryPolicy
+from jitney.records import Entry
 from jitney.sampling import SamplingParams, sampling_params
 
 RESULT_TTL_S: Final = 3_600
@@ -106,19 +106,42 @@ def check_idempotency_key(key: str | None) -> str | None:
 
 def entry_for(spec: JobSpec, *, job_id: JobId, card: QueueCard, idempotency_key: str | None) -> Entry:
     """What the script `enqueue` takes. The body carries a seed, drawn here when none was given."""
-    bulk = spec.band == "bulk"
-    return Entry(
-        id=job_id,
+    return entry_of(
+        spec,
+        job_id=job_id,
         body=spec.seeded().encode(),
         digest=digest_of(spec),
+        num_prompt_tokens=spec.estimate(card.bytes_per_token),
+        idempotency_key=check_idempotency_key(idempotency_key),
+    )
+
+
+def entry_of(
+    spec: JobSpec,
+    *,
+    job_id: JobId,
+    body: bytes,
+    digest: str,
+    num_prompt_tokens: int,
+    idempotency_key: str | None = None,
+) -> Entry:
+    """The entry of a body that is already written, with what the queue itself must know of it."""
+    bulk = spec.band == "bulk"
+    attempts = spec.retry.max
+    return Entry(
+        id=job_id,
+        body=body,
+        digest=digest,
         band=spec.band,
         tenant=spec.tenant,
-        num_prompt_tokens=spec.estimate(card.bytes_per_token),
+        num_prompt_tokens=num_prompt_tokens,
         max_tokens=spec.sampling.max_tokens,
         not_before=spec.not_before,
         deadline=spec.deadline,
         timeout_s=spec.timeout_s,
         queue_timeout_s=spec.queue_timeout_s,
-        idempotency_key=check_idempotency_key(idempotency_key),
+        idempotency_key=idempotency_key,
         result_ttl_s=spec.result_ttl_s or (BULK_RESULT_TTL_S if bulk else RESULT_TTL_S),
+        # The default is no wish: it would undo a worker's own, higher limit.
+        max_attempts=None if attempts == RetryPolicy().max else attempts,
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from redis.exceptions import ResponseError
 
 from jitney import folding, replies, scripts
 from jitney.calls import ScriptedQueue, milliseconds
 from jitney.keys import JobId
-from jitney.records import DeadJob, Swept
+from jitney.records import Swept
 
 STREAM_TTL_S: Final = 600.0
 """Life of an ended job's log as a stream; after it, the log is one compressed string."""
@@ -73,14 +73,11 @@ class Upkeep(ScriptedQueue):
         jobs, tokens = await self.redis.hmget(self.keys.counts, "jobs", "tok")
         return int(jobs or 0), int(tokens or 0)
 
-    async def dead(self, *, count: int = 100) -> list[DeadJob]:
-        """The youngest buried entries, youngest first."""
-        entries: Any = await self.redis.xrevrange(self.keys.dead, count=count)
-        return [replies.dead_job(entry_id, fields) for entry_id, fields in entries]
-
     async def epoch(self) -> str:
-        """Identity of the data set: another value, and everything that was known of this queue is lost."""
-        pipeline = self.redis.pipeline(transaction=True)
-        pipeline.set(self.keys.epoch, secrets.token_hex(8), nx=True)
-        pipeline.get(self.keys.epoch)
-        return replies.text((await pipeline.execute())[1])
+        """Identity of the data set: another value, and everything that was known of this queue is lost.
+
+        Set by whoever asks first. One short command: a worker may ask with every renewal.
+        """
+        fresh = secrets.token_hex(8)
+        known = await self.redis.set(self.keys.epoch, fresh, nx=True, get=True)
+        return fresh if known is None else replies.text(known)

@@ -138,6 +138,15 @@ async def test_a_lost_reply_of_claim_is_found_again(driver: Driver) -> None:
     assert await driver.queue.adopt("other", "lost") == ()
 
 
+async def test_an_adopted_job_whose_deadline_has_passed_has_no_time_left(driver: Driver) -> None:
+    """Not: a deadline it does not have."""
+    id = await driver.enqueue(timeout_s=1_000.0)
+    await driver.queue.claim("w", "lost", credit=1, fingerprint="fp", lease_s=LEASE_S)
+    await driver.rewind(id, deadline=1)
+    (job,) = await driver.queue.adopt("w", "lost")
+    assert job.time_left_ms == 0
+
+
 async def test_what_was_lost_again_is_not_adopted(driver: Driver) -> None:
     first, second = await driver.enqueue(), await driver.enqueue()
     await driver.queue.claim("w", "lost", credit=2, fingerprint="fp", lease_s=LEASE_S)

@@ -44,9 +44,9 @@ def own_driver(own_redis: Redis, queue_name: str) -> Driver:
 
 @pytest.mark.parametrize("name", scripts.NAMES)
 def test_every_script_begins_with_its_shebang(name: str) -> None:
-    """Without it a replica would answer a guard's refusal. Only enqueue asks for memory."""
+    """Without it a replica would answer a guard's refusal. Only what brings new jobs in asks for memory."""
     first = scripts.load(name).source.split("\n", 1)[0]
-    assert first == ("#!lua" if name == "enqueue" else "#!lua flags=allow-oom")
+    assert first == ("#!lua" if name in ("enqueue", "requeue") else "#!lua flags=allow-oom")
 
 
 async def test_a_full_server_refuses_new_jobs_and_ends_those_it_has(own_driver: Driver, own_redis: Redis) -> None:

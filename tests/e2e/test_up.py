@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import socket
 import time
 import urllib.request
 from pathlib import Path
@@ -89,7 +93,8 @@ def test_a_second_up_on_the_same_folder_is_refused_by_name(tiny_model: Path, tmp
     [
         (("--num-kv-blocks", "8", "--kv-cache-bytes", "1000"), "both size the KV cache"),
         (("--max-num-seqs", "4096", "--max-num-batched-tokens", "64"), "max_num_seqs=4096"),
-        (("--policy", "sometimes"), "policy"),
+        (("--policy", "sometimes"), "engine.policy='sometimes'"),
+        (("--block-size", "0"), "engine.block_size=0"),
         (("--model", "no-such-model"), "no-such-model"),
         (("--queue", "Not A Queue"), "Not A Queue"),
     ],
@@ -101,6 +106,80 @@ def test_a_wrong_flag_is_refused_by_name_and_value_before_anything_starts(
         assert stack.wait() == 1
     assert any(words_ in line for line in stack.lines), stack.lines
     assert not any("Traceback" in line for line in stack.lines)
+
+
+def workers_of(pid: int) -> list[int]:
+    return sorted(pid for pid in children_of(pid) if b"\0worker\0" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def test_the_death_of_one_worker_ends_the_stack_says_who_and_how_and_leaves_nothing_behind(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with program(*up(tiny_model, tmp_path, "--workers", "2")) as stack:
+        stack.until_line("ready ")
+        pids, workers = children_of(stack.pid), workers_of(stack.pid)
+        assert len(workers) == 2
+        os.kill(workers[0], signal.SIGKILL)
+        assert stack.wait() == 1
+    assert not any(is_alive(pid) for pid in pids)
+    assert not (tmp_path / "redis.url").exists()
+    assert any(re.match(r"error: worker [12] was ended by SIGKILL", line) for line in stack.lines), stack.lines
+
+
+def test_a_sigterm_while_the_stack_starts_ends_it_at_once(tiny_model: Path, tmp_path: Path) -> None:
+    with program(*up(tiny_model, tmp_path)) as stack:
+        deadline = time.monotonic() + LIVENESS_S
+        while not workers_of(stack.pid):
+            assert time.monotonic() < deadline, "no worker was started"
+        pids = children_of(stack.pid)
+        stack.terminate()
+        assert stack.wait() == 0
+    assert not any(is_alive(pid) for pid in pids)
+    assert not any(line.startswith("ready ") for line in stack.lines)
+    assert not any("Traceback" in line or "never retrieved" in line for line in stack.lines), stack.lines
+
+
+def test_what_up_needs_and_cannot_have_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with program(*up(tiny_model, tmp_path / "file" / "data")) as stack:
+        assert stack.wait() == 1
+    assert any(f"--data-dir {tmp_path}/file/data cannot be written" in line for line in stack.lines), stack.lines
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with program(*up(tiny_model, tmp_path / "data", "--port", str(port))) as stack:
+            assert stack.wait() == 1
+        assert any(line.startswith("error: ") and str(port) in line for line in stack.lines), stack.lines
+    assert not any("Traceback" in line for line in stack.lines)
+
+
+def test_a_worker_without_a_server_says_so_in_one_line(tiny_model: Path, tmp_path: Path) -> None:
+    """As after a crash of `up`, whose address is still in its folder."""
+    (tmp_path / "redis.url").write_text("redis://:gone@127.0.0.1:1/0")
+    flags = ("--model", str(tiny_model), "--num-kv-blocks", "64")
+    with program("worker", *flags, environment={"JITNEY_DATA_DIR": str(tmp_path)}) as worker:
+        assert worker.wait() == 1
+    assert [line for line in worker.lines if line.startswith("error: Redis does not answer")]
+    assert not any("Traceback" in line or "gone" in line for line in worker.lines), worker.lines
+
+
+@pytest.mark.parametrize(
+    ("contents", "flags", "words_"),
+    [
+        (b"[]", ("--name", "W5"), "does not hold W5"),
+        (b'{"model": "m", "warm": []}', ("--name", "W5"), "does not hold W5"),
+        (b'{"model": "m", "warm": [], "w5": []}', ("--name", "W5"), "holds no job of W5"),
+        (b"{}", ("--mode", "serial", "--redis-url", "redis://127.0.0.1:1/0"), "--mode serial"),
+        (b"{}", ("--rate", "0"), "--rate 0"),
+        (b"not JSON", (), "is not JSON"),
+    ],
+)
+def test_a_workload_that_bench_cannot_use_is_named(
+    tmp_path: Path, contents: bytes, flags: tuple[str, ...], words_: str
+) -> None:
+    (tmp_path / "load.json").write_bytes(contents)
+    with program("bench", "--workload", str(tmp_path / "load.json"), *flags) as run:
+        assert run.wait() == 1
+    assert any(line.startswith("error: ") and words_ in line for line in run.lines), run.lines
 
 
 def test_bench_measures_the_whole_path_and_writes_its_figures(tiny_model: Path, tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from tests.engine.scripted_model import HashModel
-from tests.runtime.harness import LIVENESS_S, MAX_MODEL_LEN, StartWorker, crew
+from tests.runtime.harness import LIVENESS_S, MAX_MODEL_LEN, Ears, StartWorker, crew
 
 from jitney import AsyncClient
 from jitney_worker.engine.protocol import ModelRunner
@@ -60,6 +61,14 @@ async def start_worker(
         assert exit_code == 0
 
     return start
+
+
+@pytest.fixture
+async def ears() -> AsyncIterator[Ears]:
+    hearing = Ears()
+    structlog.configure(processors=[hearing])
+    yield hearing
+    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+import structlog
 from tests.engine.scripted_model import solo
 
 from jitney_worker.engine.engine import LocalEngine
@@ -15,6 +17,7 @@ from jitney_worker.engine.protocol import ModelOutput, ModelRunner, SchedulerOut
 from jitney_worker.engine.sequence import SequenceId, SequenceParams, SequenceRequest
 from jitney_worker.engine.settings import EngineSettings
 from jitney_worker.runtime.intake import ModelLimits
+from jitney_worker.runtime.running import job_id_of
 from jitney_worker.runtime.worker import Crew, Worker
 from jitney_worker.settings import WorkerSettings
 from jitney_worker.text.logprobs import LogprobSpeller
@@ -23,13 +26,14 @@ from jitney_worker.text.tokenizer import Tokenizer
 
 LIVENESS_S = 30.0
 MAX_MODEL_LEN = 512
+Value = TypeVar("Value")
 
 
 @dataclass
 class Turnstile:
     """A runner in front of another one: a step is computed only when the test lets it through.
 
-    steps: the ids of every sequence in every step, in order.
+    steps: the jobs of every step, in order.
     """
 
     runner: ModelRunner
@@ -39,7 +43,7 @@ class Turnstile:
     _open: bool = False
 
     def execute(self, scheduled: SchedulerOutput) -> ModelOutput:
-        self.steps.append([one.sequence.id for one in scheduled.scheduled])
+        self.steps.append([job_id_of(one.sequence.id) for one in scheduled.scheduled])
         self._arrived.release()
         if not self._open:
             self._permits.acquire()
@@ -58,6 +62,38 @@ class Turnstile:
         """Let everything through from now on."""
         self._open = True
         self._permits.release()
+
+
+class ByJob(dict[str, Value]):
+    """For a double that asks by sequence: filled by job, because a test knows no fence beforehand."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return super().get(job_id_of(SequenceId(key)), default)
+
+
+class Ears:
+    """A structlog processor that hears what is logged in this process, on whatever thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._heard: set[str] = set()
+        self._news = asyncio.Event()
+
+    def __call__(self, logger: object, method: str, event: dict[str, Any]) -> dict[str, Any]:
+        with contextlib.suppress(RuntimeError):  # the test is over
+            self._loop.call_soon_threadsafe(self._hear, event["event"])
+        raise structlog.DropEvent
+
+    def _hear(self, name: str) -> None:
+        self._heard.add(name)
+        self._news.set()
+
+    async def until(self, *names: str) -> None:
+        """Wait until one of these events has been logged."""
+        async with asyncio.timeout(LIVENESS_S):
+            while not self._heard.intersection(names):
+                self._news.clear()
+                await self._news.wait()
 
 
 class StartWorker(Protocol):

@@ -7,7 +7,7 @@ import asyncio
 import orjson
 import pytest
 from tests.engine.scripted_model import HashModel, ScriptedModel
-from tests.runtime.harness import LIVENESS_S, StartWorker, Turnstile, expected
+from tests.runtime.harness import LIVENESS_S, ByJob, StartWorker, Turnstile, expected
 
 from jitney import AsyncClient, InvalidJob, JobFailed
 from jitney.connection import Redis
@@ -65,15 +65,15 @@ async def test_a_job_enqueued_while_all_seats_are_taken_joins_at_the_first_step_
                     turnstile.pass_one()
             late = await client.enqueue([3], max_tokens=3, ignore_eos=True)
             await _until_claimed(client, late.id)
-            while f"{short.id}/0" in set(turnstile.steps[-1]):
+            while short.id in set(turnstile.steps[-1]):
                 turnstile.pass_one()
                 now = await turnstile.until_step()
-            assert set(now) == {f"{long.id}/0", f"{late.id}/0"}
+            assert set(now) == {long.id, late.id}
         finally:
             turnstile.open()
         await asyncio.gather(*(job.result(LIVENESS_S) for job in (short, long, late)))
     # Every step from the long job's first to its last has it in: nobody waited for anybody's end.
-    with_long = [f"{long.id}/0" in step for step in turnstile.steps]
+    with_long = [long.id in step for step in turnstile.steps]
     first, last = with_long.index(True), len(with_long) - 1 - with_long[::-1].index(True)
     assert all(with_long[first : last + 1])
     assert sum(with_long) == 12
@@ -106,10 +106,10 @@ async def test_a_stop_string_ends_the_text_before_it_and_counts_its_tokens(
     start_worker: StartWorker, client: AsyncClient, tokenizer: Tokenizer
 ) -> None:
     ids = tokenizer.encode_prompt("alpha beta gamma delta")
-    reader = ScriptedModel({})
+    reader = ScriptedModel(ByJob())
     async with start_worker(reader):
         job = await client.enqueue([1], max_tokens=60, stop=["beta gamma"], ignore_eos=True)
-        reader.script[f"{job.id}/0"] = list(ids)
+        reader.script[job.id] = list(ids)
         result = await job.result(LIVENESS_S)
     assert result.text == "alpha "
     assert result.finish_reason == "stop"
@@ -122,10 +122,10 @@ async def test_an_end_token_is_counted_and_logged_but_not_spelled(
 ) -> None:
     (end,) = tokenizer.eos_token_ids
     word = tokenizer.encode_prompt("yes")
-    reader = ScriptedModel({})
+    reader = ScriptedModel(ByJob())
     async with start_worker(reader):
         job = await client.enqueue([1], max_tokens=60)
-        reader.script[f"{job.id}/0"] = [*word, end]
+        reader.script[job.id] = [*word, end]
         result = await job.result(LIVENESS_S)
     assert (result.text, result.finish_reason) == ("yes", "stop")
     assert result.token_ids == (*word, end)
@@ -145,11 +145,11 @@ async def test_a_row_that_cannot_be_sampled_fails_its_own_job_alone(
     start_worker: StartWorker, client: AsyncClient
 ) -> None:
     """B21."""
-    model = HashModel()
+    model = HashModel(fails_at=ByJob())
     async with start_worker(model):
         good = [await client.enqueue([n], max_tokens=9, ignore_eos=True) for n in (1, 2, 3)]
         bad = await client.enqueue([4], max_tokens=9, ignore_eos=True)
-        model.fails_at[SequenceId(f"{bad.id}/0")] = 0
+        model.fails_at[SequenceId(bad.id)] = 0
         for n, job in enumerate(good, 1):
             assert (await job.result(LIVENESS_S)).token_ids == expected([n], 9)
         with pytest.raises(JobFailed) as caught:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from jitney.errors import QueueUnavailable
 from jitney.logs import configure
 from jitney_worker.settings import WorkerSettings, load_settings
 
@@ -104,6 +105,7 @@ def worker(
 async def serve(settings: WorkerSettings) -> int:
     """Build a worker and run it until it is told to stop; its exit code."""
     from jitney.connection import connect
+    from jitney.joblog import PASSING_ERRORS
     from jitney_worker.build import build_crew, register
     from jitney_worker.runtime.worker import Worker
 
@@ -111,6 +113,10 @@ async def serve(settings: WorkerSettings) -> int:
     redis = connect(settings.redis_url, name="jitney-register")
     try:
         crew = await register(redis, crew)
+    except PASSING_ERRORS as error:
+        raise QueueUnavailable(
+            f"Redis does not answer: {error} Start one (`jitney up` brings its own), or say where it is (--redis-url)"
+        ) from None
     finally:
         await redis.aclose()
     worker = Worker(settings, crew)

@@ -10,6 +10,8 @@ import socket
 import sys
 
 from jitney.connection import connect
+from jitney.errors import JitneyError
+from jitney.joblog import PASSING_ERRORS
 from jitney.keys import QUEUES
 from jitney.workers import WorkerView, list_workers
 from jitney_worker.settings import WorkerSettings, load_settings
@@ -30,7 +32,11 @@ async def find(settings: WorkerSettings) -> WorkerView | None:
 
 
 def main() -> int:
-    view = asyncio.run(find(load_settings()))
+    try:
+        view = asyncio.run(find(load_settings()))
+    except (JitneyError, *PASSING_ERRORS) as error:
+        print(f"cannot ask Redis: {error}", file=sys.stderr)
+        return 1
     if view is None:
         print("no worker of this host is beating", file=sys.stderr)
         return 1

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsError as UnreadableSource
 
 from jitney.errors import SettingsError
 from jitney.keys import check_queue_name, queue_name_for
@@ -139,10 +140,19 @@ def load_settings(**overrides: Any) -> WorkerSettings:
         usable_url(merged["redis_url"])
         return WorkerSettings.model_validate(merged)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = str(first["msg"]).removeprefix("Value error, ")
-        raise SettingsError(f"{where}: {message}" if where else message) from None
+        raise SettingsError(_complaint(error)) from None
+    except UnreadableSource as error:  # a whole section that is not JSON, for one
+        raise SettingsError(f"JITNEY_ settings: {error}") from None
+
+
+def _complaint(error: ValidationError) -> str:
+    """The first complaint: field, reason and value; what contradicts something else names the values itself."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    given, message = first["input"], str(first["msg"]).removeprefix("Value error, ")
+    if isinstance(given, str | int | float) and where != "redis_url":  # a password may stand in an address
+        return f"{where}={given!r}: {message}"
+    return f"{where}: {message}" if where else message
 
 
 def _merge(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ end
 local function bury(job, reason, event)
   local dead = P .. ':dead'
   redis.call('XADD', dead, '*', 'j', job.id, 'b', job.band, 't', job.tenant, 'r', reason, 'at', int(job.at),
-    'tries', int(job.tries), 'seq', int(job.seq), 'n', int(job.n), 'e', event)
+    'tries', int(job.tries), 'seq', int(job.seq), 'n', int(job.n), 'e', event, 'le', job.err)
   for _ = 1, 4 do
     if redis.call('XLEN', dead) <= DEAD_ENTRIES then return end
     local oldest = redis.call('XRANGE', dead, '-', '+', 'COUNT', 1)[1]
@@ -79,6 +79,12 @@ end
 
 local function fail(job, code, message, keep_ms)
   end_job(job, 'failed', code, {terminal_event('failed', job, error_json(code, message))}, keep_ms)
+end
+
+-- Too often without progress, or too often at all. A job may ask for fewer attempts than that, never for more.
+local function is_worn_out(job, max_strikes, max_tries)
+  if job.rmax > 0 then max_strikes = math.min(max_strikes, job.rmax) end
+  return job.strikes >= max_strikes or job.tries >= max_tries
 end
 
 -- Too many attempts. `error`: the last one's, as JSON, or ''.

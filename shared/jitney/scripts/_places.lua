@@ -4,9 +4,9 @@
 --   running   :leases:<band>, and its fence is set
 --   returned  :leases:<band> (score = enqueue time: ahead of all live leases), or :held:<band>:<fp>
 --   done      none
-local TEXTS = {'state', 'band', 'tenant', 'eid', 'fp', 'was', 'fence', 'owner', 'reason', 'by', 'idem'}
+local TEXTS = {'state', 'band', 'tenant', 'eid', 'fp', 'was', 'fence', 'owner', 'reason', 'by', 'idem', 'err'}
 local NUMBERS = {'est', 'pt', 'seq', 'n', 'at', 'tries', 'strikes', 'cseq', 'since', 'started',
-                 'deadline', 'qdeadline', 'paid', 'max', 'ttl', 'vt'}
+                 'deadline', 'qdeadline', 'paid', 'max', 'ttl', 'vt', 'rmax'}
 local FIELDS = {}
 for _, field in ipairs(TEXTS) do FIELDS[#FIELDS + 1] = field end
 for _, field in ipairs(NUMBERS) do FIELDS[#FIELDS + 1] = field end

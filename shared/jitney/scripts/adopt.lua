@@ -16,7 +16,7 @@ for id in word do
     local was = has[10] or ''
     local log_of = was ~= '' and was or (num(has[6]) > 0 and has[11] or '')
     found[#found + 1] = {id, has[2], has[3], fence, num(has[4]), num(has[5]), num(has[6]), num(has[7]), has[8],
-      has[9] or '0', log_of, int(deadline > 0 and deadline - NOW or -1), redis.call('GET', P .. ':body:' .. id) or '',
+      has[9] or '0', log_of, int(deadline > 0 and math.max(0, deadline - NOW) or -1), redis.call('GET', P .. ':body:' .. id) or '',
       redis.call('GET', P .. ':ids:' .. id)}
   end
 end

@@ -39,7 +39,7 @@ local function take(job, owed)
     return false
   end
   add_strike(job)
-  if job.strikes >= max_strikes or job.tries >= max_tries then
+  if is_worn_out(job, max_strikes, max_tries) then
     give_up(job, keep(job), '')
     gone[#gone + 1] = job.id
     return false

@@ -34,7 +34,7 @@ def bench(
     model: Annotated[str | None, typer.Option("--model", help="default: the one the workload names")] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="auto, float32 or bfloat16")] = "auto",
     rate: Annotated[float, typer.Option("--rate", help="arrivals per second of W6")] = 1.0,
-    limit: Annotated[int | None, typer.Option("--limit", help="run only the first N jobs")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", help="run only the first N jobs", min=1)] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
 ) -> None:
     """Measure throughput, time to first token, time between tokens and completion.
@@ -45,6 +45,10 @@ def bench(
     configure("warning")
     if mode not in MODES:
         raise SettingsError(f"--mode {mode!r} is not one of {', '.join(MODES)}")
+    if redis_url is not None and mode != "path":
+        raise SettingsError(f"--mode {mode} starts a stack of its own: leave --redis-url out")
+    if rate <= 0:
+        raise SettingsError(f"--rate {rate:g} must be more than 0")
     chosen = load_workload(workload, name, rate_per_s=rate, limit=limit)
     model = model or chosen.model
     if redis_url is not None:

@@ -55,8 +55,14 @@ def load_workload(path: Path, name: str, *, rate_per_s: float = 1.0, limit: int 
         raise SettingsError(f"--workload {path}: {error.strerror}") from None
     except orjson.JSONDecodeError as error:
         raise SettingsError(f"--workload {path} is not JSON: {error}") from None
-    workload = _named(contents, name, rate_per_s)
-    return replace(workload, jobs=workload.jobs[:limit]) if limit else workload
+    try:
+        workload = _named(contents, name, rate_per_s)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise SettingsError(f"--workload {path} does not hold {name}: {type(error).__name__}: {error}") from None
+    workload = replace(workload, jobs=workload.jobs[:limit])
+    if not workload.jobs:
+        raise SettingsError(f"--workload {path} holds no job of {name}")
+    return workload
 
 
 def _named(contents: dict[str, Any], name: str, rate_per_s: float) -> Workload:

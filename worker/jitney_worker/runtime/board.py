@@ -6,33 +6,36 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import redis.exceptions
 
 from jitney.errors import InvalidJob, JitneyError
-from jitney.keys import JobId
+from jitney.joblog import PASSING_ERRORS, backoff_s
+from jitney.keys import Fence, JobId
 from jitney.logs import logger
 from jitney.messages import JobSpec
 from jitney.queue import Append, Delivery, Ending, Held, Queue
+from jitney.tasks import end_tasks
 from jitney_worker.engine.protocol import Capacity, EngineSnapshot, SequenceDelta
 from jitney_worker.engine.sequence import SequenceId
-from jitney_worker.runtime.bridge import Abort, Add, Bridge, Fault, Refused, Report, StepReport
+from jitney_worker.runtime.bridge import Abort, Add, Bridge, Fault, Halted, Refused, Report, StepReport
 from jitney_worker.runtime.heartbeat import Leases
 from jitney_worker.runtime.intake import Intake
 from jitney_worker.runtime.publisher import Publisher
 from jitney_worker.runtime.roster import Roster
-from jitney_worker.runtime.running import RunningJob, job_id_of, refusal
+from jitney_worker.runtime.running import RunningJob, fence_of, refusal
 from jitney_worker.settings import WorkerSettings
 from jitney_worker.text.rules import StopRules
 
-FAULT_RETRY_DELAY_S = 0.5
+RETRY_DELAY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """What the board works with."""
+    """What the board works with. is_stuck: the engine has had work and finished no step for too long."""
 
     queue: Queue
     intake: Intake
@@ -41,10 +44,11 @@ class Neighbours:
     leases: Leases
     roster: Roster
     stop_rules: StopRules
+    is_stuck: Callable[[], bool]
 
 
 class Board:
-    """Jobs that this worker holds. Every method runs on the event loop; none blocks it.
+    """Jobs that this worker holds, by the fence of their claim. Every method runs on the event loop; none blocks it.
 
     room: set whenever more jobs might be taken than before. num_faults: steps in a row that raised; `fault`
     is set at each. snapshot: the batch as last reported; `snapshot_came` is set at each.
@@ -57,7 +61,7 @@ class Board:
         self._max_num_seqs = capacity.free_seats
         self._claim_ahead = settings.worker.claim_ahead
         self._snapshot_at = 0.0
-        self._jobs: dict[JobId, RunningJob] = {}
+        self._jobs: dict[Fence, RunningJob] = {}
         self._intakes: set[asyncio.Task[None]] = set()
         self._reports: deque[Report] = deque()
         self._news = asyncio.Event()
@@ -72,13 +76,15 @@ class Board:
     def __len__(self) -> int:
         return len(self._jobs) + len(self._intakes)
 
-    def holds(self, job_id: JobId) -> bool:
-        return self._with.leases.has(job_id)
+    def holds(self, fence: Fence) -> bool:
+        return self._with.leases.has(fence)
 
     # --- coming on board ---
 
     def credit(self) -> int:
         """How many jobs could be taken now."""
+        if self._with.is_stuck():
+            return 0  # whatever came would only wait here until its lease is over, and lose an attempt by it
         if self._settings.engine.policy == "static":
             return self._max_num_seqs if len(self) == 0 else 0
         if self._capacity.num_waiting and self._capacity.free_seats > 0:
@@ -87,32 +93,51 @@ class Board:
 
     def take(self, delivery: Delivery) -> None:
         """Begin the intake of a delivery. The claimer does not wait for tokenising."""
+        # A second claim of a job is the proof that the first one is over, whether we have heard of that or not.
+        self.lose(held.fence for held in self._with.leases.held() if held.id == delivery.id)
         self._with.leases.take(Held(delivery.id, delivery.fence, delivery.band))
         task = asyncio.create_task(self._board(delivery), name=f"intake {delivery.id}")
         self._intakes.add(task)
-        task.add_done_callback(self._intake_done)
+        task.add_done_callback(partial(self._intake_done, delivery))
 
-    def _intake_done(self, task: asyncio.Task[None]) -> None:
+    def _intake_done(self, delivery: Delivery, task: asyncio.Task[None]) -> None:
         self._intakes.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("intake_broke", job=delivery.id, error=repr(error))
+            self.forget(delivery.fence)  # its lease runs out, and the attempt counts
         self._changed()
 
     async def _board(self, delivery: Delivery) -> None:
         spec: JobSpec | None = None
         try:
             spec = JobSpec.decode(delivery.body)
-            job = await self._with.intake.prepare(delivery, spec)
+            job = await self._prepare(delivery, spec)
         except JitneyError as error:
             await self._refuse(delivery, spec, error)
         except Exception as error:
             self._log.exception("intake_failed", job=delivery.id)
             await self._refuse(delivery, spec, JitneyError(f"the job could not be read in: {type(error).__name__}"))
         else:
-            if self.holds(delivery.id):  # the lease may be gone by now
+            if job is not None:
                 await self._admit(job)
+
+    async def _prepare(self, delivery: Delivery, spec: JobSpec) -> RunningJob | None:
+        """The job; None when it is not ours any more. An outage of Redis is no reason to end it: it is waited out."""
+        failures = 0
+        while self.holds(delivery.fence):
+            try:
+                job = await self._with.intake.prepare(delivery, spec)
+            except PASSING_ERRORS as error:
+                self._log.warning("intake_delayed", job=delivery.id, error=type(error).__name__)
+                await asyncio.sleep(backoff_s(failures))
+                failures += 1
+            else:
+                return job if self.holds(delivery.fence) else None
+        return None
 
     async def _admit(self, job: RunningJob) -> None:
         job.submitted_at = time.monotonic()
-        self._jobs[job.id] = job
+        self._jobs[job.fence] = job
         if job.is_over:  # all was said in an earlier attempt; only the terminal event is missing
             await self._write([job])
             return
@@ -125,7 +150,7 @@ class Board:
         self._log.info("job_refused", job=delivery.id, code=error.code)
         undecodable = isinstance(error, InvalidJob) and error.code == "undecodable"
         await self._with.publisher.write([], [refusal(delivery, spec, error.wire(), is_dead=undecodable)])
-        self.forget(delivery.id)
+        self.forget(delivery.fence)
 
     # --- on the way ---
 
@@ -140,13 +165,13 @@ class Board:
             await self._news.wait()
             self._news.clear()
             reports, self._reports = self._reports, deque()
-            gained: dict[JobId, RunningJob] = {}
+            gained: dict[Fence, RunningJob] = {}
             for report in reports:
                 await self._absorb(report, gained)
             await self._write(gained.values())
             self._with.bridge.published(sum(not isinstance(report, Refused) for report in reports))
 
-    async def _absorb(self, report: Report, gained: dict[JobId, RunningJob]) -> None:
+    async def _absorb(self, report: Report, gained: dict[Fence, RunningJob]) -> None:
         match report:
             case StepReport(deltas, capacity, snapshot):
                 if deltas:
@@ -160,8 +185,10 @@ class Board:
                 self.num_faults += 1
                 self.fault.set()
                 self._log.error("step_failed", error=repr(error), num_jobs=len(self._jobs))
-                await self._retry_all()
+                await self.retry_all()
                 gained.clear()
+            case Halted(error):
+                raise error
 
     def _note(self, capacity: Capacity, snapshot: EngineSnapshot | None) -> None:
         self._capacity = capacity
@@ -169,55 +196,73 @@ class Board:
             self.snapshot, self._snapshot_at = snapshot, time.monotonic()
             self.snapshot_came.set()
             for seat in snapshot.seats:
-                job = self._jobs.get(job_id_of(seat.id))
+                job = self._jobs.get(fence_of(seat.id))
                 if job is not None:
                     job.is_seated = True
         self.room.set()
 
-    def _gain(self, delta: SequenceDelta, gained: dict[JobId, RunningJob]) -> None:
-        job = self._jobs.get(job_id_of(delta.id))
-        if job is None:
+    def _gain(self, delta: SequenceDelta, gained: dict[Fence, RunningJob]) -> None:
+        job = self._jobs.get(fence_of(delta.id))
+        if job is None or job.is_over:
             return  # dropped while this step was running
-        job.gain(delta)
-        gained[job.id] = job
+        next_seq = job.next_seq
+        try:
+            job.gain(delta)
+        except Exception as error:
+            self._silence(job, next_seq, error)
+        gained[job.fence] = job
         if delta.finish_reason is not None or delta.error is not None:
             self._with.roster.left(delta, job.num_tokens)
 
-    def _refused_by_engine(self, sequence_id: SequenceId, error: Exception, gained: dict[JobId, RunningJob]) -> None:
-        job = self._jobs.get(job_id_of(sequence_id))
+    def _silence(self, job: RunningJob, next_seq: int, error: Exception) -> None:
+        """A job whose text cannot be spelled ends alone: the same task speaks for all others."""
+        self._log.error("job_not_spelled", job=job.id, error=repr(error))
+        job.silence(JitneyError(f"the answer could not be spelled: {type(error).__name__}").wire(), next_seq)
+
+    def _refused_by_engine(self, sequence_id: SequenceId, error: Exception, gained: dict[Fence, RunningJob]) -> None:
+        job = self._jobs.get(fence_of(sequence_id))
         if job is None:
             return
-        wire = error.wire() if isinstance(error, JitneyError) else JitneyError(repr(error)).wire()
-        job.fail(wire["type"], wire["code"], wire["message"], wire["param"])
-        gained[job.id] = job
+        job.fail((error if isinstance(error, JitneyError) else JitneyError(repr(error))).wire())
+        gained[job.fence] = job
 
     async def _write(self, jobs: Iterable[RunningJob]) -> None:
         """Write what these jobs gained; who has ended, or is not ours any more, leaves."""
         appends: list[Append] = []
         endings: list[Ending] = []
         for job in jobs:
-            written = job.write()
+            written = self._next_write(job)
             if isinstance(written, Ending):
                 endings.append(written)
             elif written is not None:
                 appends.append(written)
-        refused = await self._with.publisher.write(appends, endings)
+        unwritten = await self._with.publisher.write(appends, endings)
+        self.lose(unwritten.lost)
+        await self._retry([self._jobs[fence] for fence in unwritten.torn if fence in self._jobs])
         for ending in endings:
-            self.forget(ending.id)
-        self.lose(refused)
+            self.forget(ending.fence)
+
+    def _next_write(self, job: RunningJob) -> Append | Ending | None:
+        next_seq = job.next_seq
+        try:
+            return job.write()
+        except Exception as error:
+            self._silence(job, next_seq, error)
+            return job.write()
 
     # --- leaving ---
 
-    def lose(self, job_ids: Iterable[JobId]) -> None:
+    def lose(self, fences: Iterable[Fence]) -> None:
         """Jobs that another claim owns, or that have been ended from outside: dropped without a word."""
-        for job_id in job_ids:
-            self._log.info("job_lost", job=job_id)
-            self.forget(job_id)
+        for fence in fences:
+            job_id = self.forget(fence)
+            if job_id is not None:
+                self._log.info("job_lost", job=job_id)
 
-    def forget(self, job_id: JobId) -> None:
-        """The job is not ours: its sequences leave the engine at the next boundary."""
-        self._with.leases.drop(job_id)
-        job = self._jobs.pop(job_id, None)
+    def forget(self, fence: Fence) -> JobId | None:
+        """The job is not ours: its sequences leave the engine at the next boundary. None if it was not here."""
+        job_id = self._with.leases.drop(fence)
+        job = self._jobs.pop(fence, None)
         for choice in job.choices if job is not None else ():
             self._with.stop_rules.forget(choice.request.id)
             if choice.finish_reason is None:
@@ -225,30 +270,38 @@ class Board:
         if job is not None and job.is_seated:
             self._claim_ahead = self._settings.worker.claim_ahead
         self._changed()
+        return job_id
 
-    async def _retry_all(self) -> None:
-        """After a fault: back into the queue, with a pause, for us or for a peer."""
-        for job in list(self._jobs.values()):
-            self.forget(job.id)
-            with contextlib.suppress(redis.exceptions.RedisError, OSError):  # its lease runs out instead
+    async def retry_all(self) -> None:
+        """After a fault of ours."""
+        await self._retry(self._jobs.values())
+
+    async def _retry(self, jobs: Iterable[RunningJob]) -> None:
+        """Back into the queue, with a pause, for us or for a peer. The attempt counts."""
+        jobs = list(jobs)
+        for job in jobs:
+            self.forget(job.fence)
+        with contextlib.suppress(redis.exceptions.RedisError, OSError):  # the leases of the others run out instead
+            for job in jobs:
                 await self._with.queue.retry(
                     job.id,
-                    job.delivery.fence,
-                    delay_s=FAULT_RETRY_DELAY_S,
+                    job.fence,
+                    delay_s=RETRY_DELAY_S,
                     keep_s=job.keep_s,
                     max_strikes=self._settings.worker.max_attempts,
                     max_tries=self._settings.worker.max_tries,
                 )
 
-    async def release(self, jobs: Iterable[RunningJob]) -> None:
+    async def _release(self, helds: Iterable[Held]) -> None:
         """Hand jobs back so that a peer takes them now; what they said so far is in their logs."""
-        for job in list(jobs):
-            self.forget(job.id)
-            await self._with.queue.release(job.id, job.delivery.fence)
+        for held in helds:
+            self.forget(held.fence)
+            await self._with.queue.release(held.id, held.fence)
 
     async def release_all(self) -> None:
-        await asyncio.gather(*self._intakes, return_exceptions=True)
-        await self.release(self._jobs.values())
+        """Hand back all there are, those that are still being read in too."""
+        await end_tasks(self._intakes)
+        await self._release(self._with.leases.held())
 
     def unseated(self) -> list[RunningJob]:
         """Jobs claimed ahead that had no seat for a while when the engine last showed its seats.
@@ -261,7 +314,7 @@ class Board:
     async def release_unseated(self) -> None:
         """Hand them back, and claim none ahead until a seat frees: they would only come and go."""
         self._claim_ahead = 0
-        await self.release(self.unseated())
+        await self._release(Held(job.id, job.fence, job.delivery.band) for job in self.unseated())
 
     async def until_empty(self) -> None:
         while len(self):

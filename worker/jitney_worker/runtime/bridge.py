@@ -1,7 +1,7 @@
 """The one bridge between the event loop and the engine thread. Plain values cross it, nothing is shared.
 
     event loop  --- Add, Abort, Stop --->  engine thread
-    event loop  <-- StepReport, Fault ---  engine thread
+    event loop  <-- StepReport, Refused, Fault, Halted ---  engine thread
 
 The engine takes all that has arrived at every iteration boundary. It may run `max_unpublished_steps` ahead
 of what the loop has published; then it waits, so that a slow Redis never costs more recomputed tokens.
@@ -60,7 +60,14 @@ class Fault:
     error: Exception
 
 
-Report = StepReport | Refused | Fault
+@dataclass(frozen=True, slots=True)
+class Halted:
+    """The engine thread is no more: nothing will be computed again."""
+
+    error: Exception
+
+
+Report = StepReport | Refused | Fault | Halted
 
 
 class Bridge:

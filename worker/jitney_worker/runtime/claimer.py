@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import redis.exceptions
 
-from jitney.connection import BLOCK_MARGIN_S, Redis, connect_blocking
+from jitney.connection import Redis, connect_blocking
 from jitney.logs import logger
 from jitney.queue import Claimed, Delivery, Queue
 from jitney.tasks import end_tasks
@@ -46,14 +46,15 @@ class Claimer:
         self._take = take
         self._incarnation = uuid.uuid4().hex[:12]
         self._num_claims = 0
+        self._unanswered: str | None = None
         self._log = logger(part="claimer", worker=worker_id, queue=claims.name)
         self._room = room
-        self._claiming: asyncio.Future[Claimed] | None = None
+        self._claiming: asyncio.Task[Claimed | None] | None = None
 
     async def run(self) -> None:
         """Until `stop`."""
         wait_s = min(MAX_WAIT_S, self._settings.lease.duration_s / 3)
-        bell = connect_blocking(self._settings.redis_url, block_s=wait_s + BLOCK_MARGIN_S, name="jitney-bell")
+        bell = connect_blocking(self._settings.redis_url, block_s=wait_s, name="jitney-bell")
         try:
             await self._loop(bell, wait_s)
         finally:
@@ -69,9 +70,9 @@ class Claimer:
                 continue
             try:
                 # Shielded: a claim that reached Redis has given out leases, whoever stops listening.
-                self._claiming = asyncio.ensure_future(self._claim_and_take(credit))
+                self._claiming = asyncio.create_task(self._claim_and_take(credit), name="claim")
                 claimed = await asyncio.shield(self._claiming)
-                if len(claimed.deliveries) < credit:
+                if claimed is not None and len(claimed.deliveries) < credit:
                     await self._wait(bell, wait_s, claimed.next_due_ms)
                 failures = 0
             except (redis.exceptions.RedisError, OSError) as error:
@@ -79,23 +80,33 @@ class Claimer:
                 self._log.warning("claim_failed", error=type(error).__name__, failures=failures)
                 await asyncio.sleep(random.uniform(0.5, 1.0) * min(MAX_BACKOFF_S, 0.05 * 2**failures))
 
-    async def stop(self, running: asyncio.Task[None]) -> None:
-        """End the task that executes `run`; a claim in progress is not cut short, its jobs are still taken."""
-        await end_tasks([running])
+    async def until_settled(self) -> None:
+        """After the end of `run`: until a claim that was in progress has brought its jobs, or has failed."""
         if self._claiming is not None:
-            await asyncio.gather(self._claiming, return_exceptions=True)
+            await asyncio.wait([self._claiming])
 
-    async def _claim_and_take(self, credit: int) -> Claimed:
-        claimed = await self._claim(credit)
-        for delivery in claimed.deliveries:
+    async def stop(self) -> None:
+        """Cut short what is still in progress."""
+        if self._claiming is not None:
+            await end_tasks([self._claiming])
+
+    async def _claim_and_take(self, credit: int) -> Claimed | None:
+        """What a claim gave; None after an adoption, which says nothing of what else there is to claim."""
+        claimed = None
+        if self._unanswered is None:
+            claimed = await self._claim(credit)
+        # Until it is known what the lost claim gave, no other one: `adopt` knows the last claim alone.
+        deliveries = await self._adopt(self._unanswered) if self._unanswered is not None else ()
+        for delivery in claimed.deliveries if claimed is not None else deliveries:
             self._take(delivery)
         return claimed
 
-    async def _claim(self, credit: int) -> Claimed:
+    async def _claim(self, credit: int) -> Claimed | None:
+        """None if the reply was lost."""
         self._num_claims += 1
-        nonce = f"{self._incarnation}.{self._num_claims}"
+        self._unanswered = nonce = f"{self._incarnation}.{self._num_claims}"
         try:
-            return await self._queue.claim(
+            claimed = await self._queue.claim(
                 self._worker_id,
                 nonce,
                 credit=credit,
@@ -105,8 +116,14 @@ class Claimer:
                 max_tries=self._settings.worker.max_tries,
             )
         except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError):
-            # The reply is lost, the claim may not be: what it gave is ours under this nonce.
-            return Claimed(await self._queue.adopt(self._worker_id, nonce))
+            return None
+        self._unanswered = None
+        return claimed
+
+    async def _adopt(self, nonce: str) -> tuple[Delivery, ...]:
+        deliveries = await self._queue.adopt(self._worker_id, nonce)
+        self._unanswered = None
+        return deliveries
 
     async def _wait(self, bell: Redis, wait_s: float, next_due_ms: int | None) -> None:
         """Until work may have come. A ring eaten by a dying worker costs one period, never a job."""

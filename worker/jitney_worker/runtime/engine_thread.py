@@ -7,7 +7,7 @@ import time
 
 from jitney_worker.engine.protocol import Engine, EngineSnapshot
 from jitney_worker.engine.sequence import SequenceId
-from jitney_worker.runtime.bridge import Abort, Add, Bridge, Command, Fault, Refused, StepReport
+from jitney_worker.runtime.bridge import Abort, Add, Bridge, Command, Fault, Halted, Refused, StepReport
 
 
 class EngineThread(threading.Thread):
@@ -28,6 +28,12 @@ class EngineThread(threading.Thread):
         self._inside: set[SequenceId] = set()
 
     def run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            self._bridge.give(Halted(error))
+
+    def _serve(self) -> None:
         while not self._bridge.stopped:
             for command in self._bridge.take():
                 self._obey(command)

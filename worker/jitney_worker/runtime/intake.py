@@ -53,9 +53,9 @@ class Intake:
         """The job, ready to be added. Raises InvalidJob for what can never run."""
         prompt_ids = await self._prompt_ids(delivery, spec)
         past = await self._past(delivery)
-        params = self._params(spec, len(prompt_ids))
+        params = self._params(spec, self._max_tokens(spec, len(prompt_ids), past))
         request = SequenceRequest(
-            sequence_id(delivery.id, 0),
+            sequence_id(delivery, 0),
             prompt_ids,
             params,
             (BANDS.index(delivery.band), delivery.virtual_time, spec.priority, delivery.at_ms),
@@ -102,16 +102,25 @@ class Intake:
                         param=name,
                     )
 
-    def _params(self, spec: JobSpec, num_prompt_tokens: int) -> SequenceParams:
-        sampling, limits = spec.sampling, self._limits
-        room = limits.max_model_len - num_prompt_tokens
-        asked = sampling.max_tokens
-        if asked is None:
-            # "As long as the context allows" must fit the pool too, or a small pool would refuse every chat.
-            asked = max(1, limits.max_sequence_len - num_prompt_tokens)
-        own_ends = frozenset() if sampling.ignore_eos else limits.eos_token_ids
+    def _max_tokens(self, spec: JobSpec, num_prompt_tokens: int, past: Past) -> int:
+        """How long the answer may get, what earlier owners said included.
+
+        A job that names no limit may use the rest of the queue's context, or of this worker's cache where that
+        is smaller: otherwise a small cache would refuse every chat. Who begins the answer chooses, and says so
+        in `started`: a later owner with a larger cache must not end it elsewhere. One with a smaller cache
+        ends it as `length` where its cache ends.
+        """
+        limits, asked = self._limits, spec.sampling.max_tokens
+        if asked is not None:
+            return min(asked, limits.max_model_len - num_prompt_tokens)
+        fits_here = max(1, limits.max_sequence_len - num_prompt_tokens)
+        return fits_here if past.max_tokens is None else min(fits_here, past.max_tokens)
+
+    def _params(self, spec: JobSpec, max_tokens: int) -> SequenceParams:
+        sampling = spec.sampling
+        own_ends = frozenset() if sampling.ignore_eos else self._limits.eos_token_ids
         return SequenceParams(
-            max_tokens=min(asked, room),
+            max_tokens=max_tokens,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=max(0, sampling.top_k),
@@ -125,6 +134,7 @@ class Intake:
         """What earlier attempts said, from the log. Raises StreamLost if the log is not there."""
         token_ids: list[int] = []
         finish_reason: FinishReason | None = None
+        max_tokens: int | None = None
         cursor = 0
         while cursor < delivery.seq:
             payloads = await self._queue.read_log(delivery.id, cursor)
@@ -133,13 +143,18 @@ class Intake:
             for event in map(Event.decode, payloads):
                 token_ids.extend(event.token_ids)
                 finish_reason = event.finish_reason or finish_reason
+                max_tokens = max_tokens or event.max_tokens
                 cursor = event.seq
-        return Past(tuple(token_ids), finish_reason)
+        return Past(tuple(token_ids), finish_reason, max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Tokens that are in the log already, and how the choice ended if it did."""
+    """Tokens that are in the log already, and how the choice ended if it did.
+
+    max_tokens: what the first owner chose for a job that named no limit.
+    """
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
+    max_tokens: int | None

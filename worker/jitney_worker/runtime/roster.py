@@ -9,7 +9,7 @@ from typing import Any
 
 from jitney.workers import Departure, SeatView, WorkerView, unix_now
 from jitney_worker.engine.protocol import EngineSnapshot, SequenceDelta
-from jitney_worker.runtime.running import job_id_of
+from jitney_worker.runtime.running import choice_of, job_id_of
 
 NUM_DEPARTURES_KEPT = 64
 
@@ -39,7 +39,7 @@ class Roster:
         self._departures.append(
             Departure(
                 job=job_id_of(delta.id),
-                choice=int(delta.id.rpartition("/")[2]),
+                choice=choice_of(delta.id),
                 joined_step=delta.joined_step,
                 left_step=delta.step,
                 num_output_tokens=num_output_tokens,
@@ -68,7 +68,7 @@ class Roster:
                 "seats": tuple(
                     SeatView(
                         job=job_id_of(seat.id),
-                        choice=int(seat.id.rpartition("/")[2]),
+                        choice=choice_of(seat.id),
                         joined_step=seat.joined_step,
                         num_prompt_tokens=seat.num_prompt_tokens,
                         num_computed_tokens=seat.num_computed_tokens,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from jitney.keys import JobId
+from jitney.keys import Fence, JobId
 from jitney.messages import Event, FinishReason, JobSpec, usage_of
 from jitney.queue import Append, Delivery, Ending, pack_ids
 from jitney_worker.engine.protocol import SequenceDelta, TokenLogprobs
@@ -27,12 +27,24 @@ class SpellsLogprobs(Protocol):
     def __call__(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]: ...
 
 
-def sequence_id(job_id: JobId, choice: int) -> SequenceId:
-    return SequenceId(f"{job_id}/{choice}")
+def sequence_id(delivery: Delivery, choice: int) -> SequenceId:
+    """`<job id>/<choice>/<fence>`: one choice of one handing-out.
+
+    A job that comes back to this worker is another sequence: the engine may still be speaking of the first one.
+    """
+    return SequenceId(f"{delivery.id}/{choice}/{delivery.fence}")
 
 
 def job_id_of(sequence: SequenceId) -> JobId:
-    return JobId(sequence.rpartition("/")[0])
+    return JobId(sequence.split("/")[0])
+
+
+def choice_of(sequence: SequenceId) -> int:
+    return int(sequence.split("/")[1])
+
+
+def fence_of(sequence: SequenceId) -> Fence:
+    return Fence(sequence.split("/")[2])
 
 
 @dataclass(slots=True)
@@ -90,8 +102,16 @@ class Choice:
         )
         self.num_logged += len(self.pending_ids)
         self.finish_is_logged = self.finish_reason is not None
-        self.pending_ids, self.pending_logprobs, self.pending_text = [], [], ""
+        self._forget_pending()
         return event
+
+    def drop_pending(self) -> None:
+        """What is pending will not be said, so it does not count either."""
+        self.num_tokens = self.num_logged
+        self._forget_pending()
+
+    def _forget_pending(self) -> None:
+        self.pending_ids, self.pending_logprobs, self.pending_text = [], [], ""
 
 
 @dataclass(slots=True)
@@ -115,6 +135,10 @@ class RunningJob:
         return self.delivery.id
 
     @property
+    def fence(self) -> Fence:
+        return self.delivery.fence
+
+    @property
     def num_tokens(self) -> int:
         return sum(choice.num_tokens for choice in self.choices)
 
@@ -124,16 +148,23 @@ class RunningJob:
 
     def gain(self, delta: SequenceDelta) -> None:
         """Take one sequence's step in."""
-        choice = self.choices[int(delta.id.rpartition("/")[2])]
+        choice = self.choices[choice_of(delta.id)]
         self.is_seated = True
         if delta.num_cached_tokens:
             self.cached_tokens = delta.num_cached_tokens
         choice.gain(delta)
         if delta.error is not None:
-            self.fail("server_error", delta.error.code, delta.error.message)
+            self.fail({"type": "server_error", "code": delta.error.code, "message": delta.error.message, "param": None})
 
-    def fail(self, kind: str, code: str, message: str, param: str | None = None) -> None:
-        self.error = {"type": kind, "code": code, "message": message, "param": param}
+    def fail(self, error: dict[str, Any]) -> None:
+        """The job ends with this error, after what it has said so far."""
+        self.error = error
+
+    def silence(self, error: dict[str, Any], next_seq: int) -> None:
+        """The job ends with this error alone: what it had to say since `next_seq` cannot be said."""
+        self.error, self.next_seq = error, next_seq
+        for choice in self.choices:
+            choice.drop_pending()
 
     @property
     def is_over(self) -> bool:
@@ -142,6 +173,8 @@ class RunningJob:
     def write(self) -> Append | Ending | None:
         """What the log gains now: nothing, some events, or the last ones with the terminal event."""
         first_seq = self.next_seq
+        is_first = self.delivery.prompt_ids is None and first_seq == self.delivery.seq + 1
+        num_prompt_tokens = len(self.prompt_ids) if is_first else None
         events = self._news()
         if self.is_over:
             events.append(self._terminal())
@@ -154,10 +187,10 @@ class RunningJob:
                 events[-1].type,
                 [event.encode() for event in events],
                 keep_s=self.keep_s,
+                num_prompt_tokens=num_prompt_tokens,
             )
         if not events:
             return None
-        is_first = self.delivery.prompt_ids is None and first_seq == self.delivery.seq + 1
         return Append(
             self.id,
             self.delivery.fence,
@@ -165,7 +198,7 @@ class RunningJob:
             self.num_tokens,
             [event.encode() for event in events],
             prompt_ids=pack_ids(self.prompt_ids) if is_first else None,
-            num_prompt_tokens=len(self.prompt_ids) if is_first else None,
+            num_prompt_tokens=num_prompt_tokens,
         )
 
     def _news(self) -> list[Event]:
@@ -189,6 +222,7 @@ class RunningJob:
             prompt_tokens=len(self.prompt_ids),
             cached_tokens=self.cached_tokens,
             resumed_tokens=resumed or None,
+            max_tokens=self.choices[0].request.params.max_tokens if self.spec.sampling.max_tokens is None else None,
         )
         self.next_seq += 1
         return event

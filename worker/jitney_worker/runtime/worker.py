@@ -13,7 +13,7 @@ from typing import Any
 import redis.exceptions
 
 from jitney.connection import Redis, connect, connect_once
-from jitney.keys import JobId
+from jitney.keys import Fence, Keys
 from jitney.logs import logger
 from jitney.queue import Queue
 from jitney.tasks import end_tasks
@@ -22,6 +22,7 @@ from jitney_worker.engine.protocol import Engine
 from jitney_worker.runtime.board import Board, Neighbours
 from jitney_worker.runtime.bridge import Bridge
 from jitney_worker.runtime.claimer import Claimer
+from jitney_worker.runtime.control import Control
 from jitney_worker.runtime.engine_thread import EngineThread
 from jitney_worker.runtime.heartbeat import Heartbeat, Leases
 from jitney_worker.runtime.intake import Intake, ModelLimits
@@ -36,6 +37,9 @@ MAX_FAULTS_IN_A_ROW = 2
 """Fewer than a job's attempts: a broken machine must not bury what a sound one could do."""
 
 JOIN_TIMEOUT_S = 10.0
+
+FAREWELL_S = 2.0
+"""For each of the last calls. Redis may be away, and whoever sent the SIGTERM does not wait for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class Worker:
         self._log = logger(part="worker", worker=crew.worker_id, queue=crew.queue)
         self._draining = asyncio.Event()
         self._hurrying = asyncio.Event()
+        self._heart_failed = asyncio.Event()
         self._leases = Leases()
         self._bridge = Bridge(settings.worker.max_unpublished_steps)
         self._thread = EngineThread(crew.engine, self._bridge, snapshot_every_s=settings.worker.snapshot_every_s)
@@ -99,16 +104,23 @@ class Worker:
         queue = Queue(redis_client, crew.queue)
         intake = Intake(queue, crew.tokenizer, crew.limits, crew.engine.check_fits, crew.spell_logprobs, pool)
         publisher = Publisher(queue, is_held=self._leases.has)
-        neighbours = Neighbours(queue, intake, publisher, self._bridge, self._leases, self._roster, crew.stop_rules)
+        neighbours = Neighbours(
+            queue, intake, publisher, self._bridge, self._leases, self._roster, crew.stop_rules, self._is_stuck
+        )
         return Board(self._settings, neighbours, crew.engine.capacity(), asyncio.Event())
 
     @contextlib.contextmanager
     def _running_threads(self, board: Board) -> Iterator[None]:
         loop = asyncio.get_running_loop()
 
-        def on_lost(job_ids: set[JobId]) -> None:
+        def on_lost(fences: set[Fence]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop may be closing: then nobody computes any more
-                loop.call_soon_threadsafe(board.lose, job_ids)
+                loop.call_soon_threadsafe(board.lose, fences)
+
+        def on_broken(error: Exception) -> None:
+            self._log.error("heartbeat_broke", error=repr(error))
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._heart_failed.set)
 
         heartbeat = Heartbeat(
             self._settings.redis_url,
@@ -117,6 +129,7 @@ class Worker:
             self._settings.lease,
             is_stuck=self._is_stuck,
             on_lost=on_lost,
+            on_broken=on_broken,
         )
         self._bridge.connect(loop, board.receive)
         self._thread.start()
@@ -135,9 +148,12 @@ class Worker:
 
     async def _serve(self, board: Board, redis_client: Redis, claims: Redis, on_ready: Callable[[], None]) -> int:
         claimer = self._claimer(board, claims)
+        control = Control(claims, Keys(self._crew.queue).ctl(self._crew.worker_id), lambda fence: board.lose([fence]))
         claiming = asyncio.create_task(claimer.run(), name="claimer")
         others: list[asyncio.Task[Any]] = [
             asyncio.create_task(board.publish(), name="publisher"),
+            asyncio.create_task(control.run(), name="control"),
+            asyncio.create_task(self._heart_failed.wait(), name="heartbeat"),
             asyncio.create_task(self._show(board, redis_client), name="roster"),
             asyncio.create_task(self._keep_house(Queue(redis_client, self._crew.queue)), name="janitor"),
             asyncio.create_task(self._watch_faults(board), name="faults"),
@@ -150,13 +166,17 @@ class Worker:
             broken = [task for task in (claiming, *others) if task.done()]
             for task in broken:
                 self._log.error("part_ended", part_name=task.get_name(), error=repr(task.exception()))
-            await claimer.stop(claiming)
-            await self._wind_down(board, in_a_hurry=bool(broken))
+            await end_tasks([claiming])
+            self._log.info("draining", num_jobs=len(board))
+            if not broken:
+                await self._finish_what_fits(board, claimer)
+            await claimer.stop()
+            await self._hand_back(board, is_broken=bool(broken))
             return 1 if broken else 0
         finally:
             await end_tasks([draining, claiming, *others])
-            with contextlib.suppress(redis.exceptions.RedisError, OSError):
-                await remove_worker(redis_client, self._crew.queue, self._crew.worker_id)
+            await self._sign_off(redis_client)
+            self._log.info("stopped")
 
     def _claimer(self, board: Board, claims: Redis) -> Claimer:
         return Claimer(
@@ -169,18 +189,32 @@ class Worker:
             take=board.take,
         )
 
-    async def _wind_down(self, board: Board, *, in_a_hurry: bool) -> None:
-        """Finish what fits into the time, hand back the rest."""
-        self._log.info("draining", num_jobs=len(board))
-        if not in_a_hurry:
-            empty = asyncio.create_task(board.until_empty())
-            hurry = asyncio.create_task(self._hurrying.wait())
-            timeout_s = self._settings.worker.drain_timeout_s
-            await asyncio.wait({empty, hurry}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            await end_tasks([empty, hurry])
-        with contextlib.suppress(redis.exceptions.RedisError, OSError):
-            await board.release_all()  # a lease that cannot be given back now runs out by itself
-        self._log.info("stopped")
+    async def _finish_what_fits(self, board: Board, claimer: Claimer) -> None:
+        """Until all is done, the time is over, or somebody asks a second time."""
+
+        async def until_done() -> None:
+            await claimer.until_settled()
+            await board.until_empty()
+
+        done = asyncio.create_task(until_done())
+        hurry = asyncio.create_task(self._hurrying.wait())
+        timeout_s = self._settings.worker.drain_timeout_s
+        await asyncio.wait({done, hurry}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        await end_tasks([done, hurry])
+
+    async def _hand_back(self, board: Board, *, is_broken: bool) -> None:
+        """What is left; a lease that cannot be given back now runs out by itself."""
+        with contextlib.suppress(redis.exceptions.RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                if is_broken:  # perhaps by one of them: for none this was a clean hand-over
+                    await board.retry_all()
+                await board.release_all()
+
+    async def _sign_off(self, redis_client: Redis) -> None:
+        """A view that cannot be removed now vanishes by itself."""
+        with contextlib.suppress(redis.exceptions.RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                await remove_worker(redis_client, self._crew.queue, self._crew.worker_id)
 
     async def _watch_faults(self, board: Board) -> None:
         """Ends, and the worker with it, when steps keep failing: a fresh process may do better."""

@@ -50,9 +50,10 @@ class Child:
         except TimeoutError:
             raise ServerError(f"{self.name} was not ready within {timeout_s:.0f} s: {self._words()}") from None
 
-    async def wait(self) -> int:
+    async def wait(self) -> str:
+        """Until it ends: how it did, in words."""
         assert self._program is not None, "start() first"
-        return await self._program.wait()
+        return _ending(await self._program.wait())
 
     def ask_to_stop(self) -> None:
         """SIGTERM: drain, then end."""
@@ -75,16 +76,31 @@ class Child:
     async def _read(self) -> None:
         assert self._program is not None
         assert self._program.stderr is not None
-        async for raw in self._program.stderr:
+        while raw := await _next_line(self._program.stderr):
             line = raw.decode(errors="replace").rstrip()
             if line.startswith("ready ") and not self._ready.done():
                 self._ready.set_result(line)
                 continue
             self._last_lines.append(line)
-            print(line, file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # nobody reads ours: the child's must be read all the same
+                print(line, file=sys.stderr, flush=True)
         if not self._ready.done():
-            code = await self._program.wait()
-            self._ready.set_exception(ServerError(f"{self.name} ended with {code}: {self._words()}"))
+            ending = await self.wait()
+            self._ready.set_exception(ServerError(f"{self.name} {ending}: {self._words()}"))
+            self._ready.exception()  # whoever waited may have left by now: it is no forgotten error
 
     def _words(self) -> str:
         return " / ".join(self._last_lines)[-600:] or "it said nothing"
+
+
+async def _next_line(stream: asyncio.StreamReader) -> bytes:
+    """The next line, b"" at the end. One too long to be read is left out: unread, it would block the child for ever."""
+    while True:
+        try:
+            return await stream.readline()
+        except ValueError:
+            continue
+
+
+def _ending(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

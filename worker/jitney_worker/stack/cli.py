@@ -14,13 +14,13 @@ from jitney.logs import configure
 from jitney.settings import default_data_dir
 from jitney_worker import cli as flags
 from jitney_worker.settings import WorkerSettings
-from jitney_worker.stack.local import LocalStack, StackSettings, run_until_stopped
+from jitney_worker.stack.local import LocalStack, StackSettings, unless_stopped
 
 Host = Annotated[str, typer.Option("--host", help="address of the API")]
 Port = Annotated[int, typer.Option("--port", help="port of the API; 0 takes a free one")]
 Workers = Annotated[int, typer.Option("--workers", help="number of workers; 0 = Redis and API only", min=0, max=64)]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="where the embedded server keeps its files")]
-Drain = Annotated[float, typer.Option("--drain-timeout-s", help="seconds for running jobs to finish at the end")]
+Drain = Annotated[float, typer.Option("--drain-timeout-s", help="seconds for running jobs to finish at the end", min=0)]
 
 
 def up(
@@ -83,16 +83,26 @@ async def _up(given: dict[str, Any], *, offline: bool, num_workers: int, **where
     stack_settings = StackSettings(
         queue=queue, num_workers=num_workers, worker_flags=worker_flags({**given, "queue": queue}), **where
     )
-    stopping = asyncio.Event()
+    stack, stopping = LocalStack(stack_settings), asyncio.Event()
+
+    def stop() -> None:
+        if stopping.is_set():  # asked a second time: somebody will not wait for the drain
+            stack.ask_to_stop()
+        stopping.set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    async with LocalStack(stack_settings) as stack:
-        if num_workers == 0:
-            await _write_card(settings, stack.redis_url)
-        print(f"ready redis={stack.redis_url} api={stack.api_url} queue={queue}", file=sys.stderr, flush=True)
-        print(greeting(stack.api_url, queue, stack.redis_url), flush=True)
-        return await run_until_stopped(stack, stopping)
+        loop.add_signal_handler(number, stop)
+    try:
+        if await unless_stopped(stack.start(), stopping):
+            if num_workers == 0:
+                await _write_card(settings, stack.redis_url)
+            print(f"ready redis={stack.redis_url} api={stack.api_url} queue={queue}", file=sys.stderr, flush=True)
+            print(greeting(stack.api_url, queue, stack.redis_url), flush=True)
+            await unless_stopped(stack.until_one_ends(), stopping)
+    finally:
+        await stack.stop()
+    return 0
 
 
 async def _write_card(settings: WorkerSettings, redis_url: str) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, NoReturn
 
 from jitney.embedded import EmbeddedServer
 from jitney.errors import ServerError
@@ -50,7 +51,7 @@ class LocalStack:
 
     async def __aenter__(self) -> LocalStack:
         try:
-            await self._start()
+            await self.start()
         except BaseException:
             await self.stop()
             raise
@@ -59,22 +60,33 @@ class LocalStack:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    async def until_one_ends(self) -> str:
-        """Wait for a child that ends by itself; its name. None should."""
+    async def start(self) -> None:
+        """Until all serve. Cut short or failed, it leaves to `stop` what has been started."""
+        if self._settings.redis_url is None:
+            await self._start_server()
+        await self._start_children()
+
+    async def until_one_ends(self) -> NoReturn:
+        """Wait for a child that ends by itself, which none should: raises ServerError that says which, and how."""
         children = [child for child in (self._api, *self._workers) if child is not None]
         waits = {asyncio.create_task(child.wait()): child for child in children}
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            return waits[done.pop()].name
+            ended = done.pop()
+            how = f"{waits[ended].name} {ended.result()}"
+            raise ServerError(f"{how}, so the whole stack stops; what it said is above")
         finally:
             await end_tasks(waits)
 
+    def ask_to_stop(self) -> None:
+        """API and workers drain. Asked again, the workers hand their jobs back at once."""
+        for child in (self._api, *self._workers):
+            if child is not None:
+                child.ask_to_stop()
+
     async def stop(self) -> None:
         """API and workers drain together; the server goes last, when nobody writes any more."""
-        if self._api is not None:
-            self._api.ask_to_stop()
-        for worker in self._workers:
-            worker.ask_to_stop()
+        self.ask_to_stop()
         await asyncio.gather(*(worker.stop(self._settings.drain_timeout_s) for worker in self._workers))
         if self._api is not None:
             await self._api.stop(API_GRACE_S)
@@ -91,23 +103,24 @@ class LocalStack:
     def _url_file(self) -> Path:
         return self._settings.data_dir / "redis.url"
 
-    async def _start(self) -> None:
-        if self._settings.redis_url is None:
-            self._start_server()
-        await self._start_children()
-
-    def _start_server(self) -> None:
-        """In the main thread: the kernel ends the server with the thread that started it."""
+    async def _start_server(self) -> None:
         data_dir = self._settings.data_dir
-        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = (data_dir / "up.lock").open("w")
+        try:
+            data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = (data_dir / "up.lock").open("w")
+        except OSError as error:
+            raise ServerError(f"--data-dir {data_dir} cannot be written: {error.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
             self._lock = None
             raise ServerError(f"another `jitney up` uses {data_dir}: stop it, or give another --data-dir") from None
-        self._server = EmbeddedServer(data_dir / "redis", tethered=True).start()
+        # Launched in the main thread: the kernel ends the server with the thread that started it. A large file
+        # takes its time to load, and the loop must hear a SIGTERM meanwhile.
+        self._server = EmbeddedServer(data_dir / "redis", tethered=True)
+        self._server.launch()
+        await asyncio.to_thread(self._server.wait_until_ready)
         self.redis_url = self._server.url
         self._url_file.touch(mode=0o600)
         self._url_file.write_text(self.redis_url + "\n")
@@ -137,14 +150,14 @@ def _word(line: str, name: str) -> str:
     raise ServerError(f"no {name}= in {line!r}")
 
 
-async def run_until_stopped(stack: LocalStack, stopping: asyncio.Event) -> int:
-    """Keep the stack up until `stopping` is set, or a child ends by itself (then the exit code is 1)."""
-    ended = asyncio.create_task(stack.until_one_ends())
-    asked = asyncio.create_task(stopping.wait())
+async def unless_stopped(work: Coroutine[Any, Any, None], stopping: asyncio.Event) -> bool:
+    """Do `work`; False if it was cut short because `stopping` was set."""
+    working, asked = asyncio.create_task(work), asyncio.create_task(stopping.wait())
     try:
-        await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
-        if asked.done():
-            return 0
-        raise ServerError(f"{ended.result()} ended by itself; its last words are above")
+        await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            return False
+        await working
+        return True
     finally:
-        await end_tasks([ended, asked])
+        await end_tasks([working, asked])

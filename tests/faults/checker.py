@@ -1,0 +1,238 @@
+"""Judges a run by its ledger: one ending each, nothing missing, nothing twice, and the words of a run alone.
+
+The checker knows no engine and no queue. It compares what readers were given with answers computed beforehand.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from tests.faults.answers import Answer
+from tests.faults.ledger import Ledger, Line
+
+from jitney.messages import Event
+
+Ending = Callable[[str, Event], bool]
+"""(name of the request, terminal event): whether another ending than `finished` is what was meant."""
+
+
+def always_finished(_name: str, _event: Event) -> bool:
+    return False
+
+
+class Violation(AssertionError):
+    """What is wrong with a run, one line each."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__(f"{len(found)} violations:\n" + "\n".join(found[:40]))
+        self.found = found
+
+
+@dataclass(slots=True)
+class Summary:
+    """Figures of a run that broke no promise. Times in seconds.
+
+    longest_gap_s: between two events of one reader's stream. recovery_s: from the first fault until every stream
+    that was open then, or was begun again by another claim, had its next event. num_lost: accepted jobs whose
+    reader was told that they are gone.
+    """
+
+    num_accepted: int = 0
+    num_finished: int = 0
+    num_otherwise: int = 0
+    num_lost: int = 0
+    num_tokens: int = 0
+    num_refused: int = 0
+    num_reconnects: int = 0
+    longest_gap_s: float = 0.0
+    recovery_s: float = 0.0
+    lost: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One reader's view of one job."""
+
+    name: str
+    job: str
+    reader: str
+    lines: list[Line] = field(default_factory=list)
+    lost: bool = False
+
+
+def check(
+    ledger: Ledger,
+    answers: Mapping[str, Answer],
+    *,
+    may_lose: bool = False,
+    may_end_otherwise: Ending = always_finished,
+) -> Summary:
+    """The run's figures. Raises Violation that lists everything wrong.
+
+    may_lose: a reader may have been told that its job is gone; what it had seen by then is checked all the same.
+    """
+    found: list[str] = []
+    accepted = _accepted(ledger, found)
+    readings = _readings(ledger)
+    summary = Summary(num_accepted=len(accepted))
+    for job, name in accepted.items():
+        mine = [reading for reading in readings if reading.job == job]
+        if not mine:
+            found.append(f"{name}: accepted as {job}, and no reader heard of it again")
+        for reading in mine:
+            found += _judge(reading, answers[name], may_lose, may_end_otherwise)
+        found += _same_bytes(mine)
+    found += [f"{r.name}: {r.reader} read {r.job}, which was never accepted" for r in readings if r.job not in accepted]
+    if found:
+        raise Violation(found)
+    _count(summary, ledger, readings, accepted)
+    return summary
+
+
+def _accepted(ledger: Ledger, found: list[str]) -> dict[str, str]:
+    """Job id -> request. One request that became two jobs is a violation."""
+    accepted: dict[str, str] = {}
+    job_of: dict[str, str] = {}
+    for line in ledger.of("accepted"):
+        if job_of.setdefault(line.name, line.job) != line.job:
+            found.append(f"{line.name}: submitted again, it became another job ({job_of[line.name]}, {line.job})")
+        accepted[line.job] = line.name
+    return accepted
+
+
+def _readings(ledger: Ledger) -> list[_Reading]:
+    readings: dict[tuple[str, str], _Reading] = {}
+    for line in ledger.of("event", "lost"):
+        reading = readings.setdefault((line.job, line.reader), _Reading(line.name, line.job, line.reader))
+        if line.kind == "lost":
+            reading.lost = True
+        else:
+            reading.lines.append(line)
+    return list(readings.values())
+
+
+def _judge(reading: _Reading, answer: Answer, may_lose: bool, may_end_otherwise: Ending) -> list[str]:
+    who = f"{reading.name} ({reading.reader}, {reading.job})"
+    events = [line.event for line in reading.lines]
+    found = [*_order(who, events), *_words(who, events, answer)]
+    terminal = [event for event in events if event.is_terminal]
+    if len(terminal) > 1:
+        found.append(f"{who}: {len(terminal)} terminal events: {[event.type for event in terminal]}")
+    elif not terminal and not (may_lose and reading.lost):
+        found.append(f"{who}: {'told that it is gone' if reading.lost else 'no terminal event'} after {len(events)}")
+    elif terminal and events[-1] is not terminal[0]:
+        found.append(f"{who}: {events[-1].type} after {terminal[0].type}")
+    if len(terminal) == 1:
+        found += _ending(who, reading.name, events, answer, may_end_otherwise)
+    return found
+
+
+def _order(who: str, events: list[Event]) -> Iterable[str]:
+    """seq dense from 1; the tokens of each choice once each, in order."""
+    for expected, event in enumerate(events, 1):
+        if event.seq != expected:
+            yield f"{who}: seq {event.seq} where {expected} should be"
+            break
+    next_index: dict[int, int] = defaultdict(int)
+    for event in events:
+        if event.type != "tokens":
+            continue
+        if event.index != next_index[event.choice]:
+            yield f"{who}: choice {event.choice} goes on at token {event.index}, not {next_index[event.choice]}"
+            return
+        next_index[event.choice] += len(event.token_ids)
+
+
+def _words(who: str, events: list[Event], answer: Answer) -> Iterable[str]:
+    """What was said is the beginning of what a run alone says."""
+    told = [event for event in events if event.type == "tokens"]
+    token_ids = tuple(token_id for event in told for token_id in event.token_ids)
+    if token_ids != answer.token_ids[: len(token_ids)]:
+        yield f"{who}: said {token_ids}, alone it says {answer.token_ids}"
+    text = "".join(event.text for event in told)
+    if not answer.text.startswith(text):
+        yield f"{who}: text {text!r}, alone {answer.text!r}"
+    logprobs = [entry for event in told for entry in event.logprobs or ()]
+    if answer.logprobs is None:
+        if logprobs:
+            yield f"{who}: log probabilities that nobody asked for"
+        return
+    if tuple(entry["logprob"] for entry in logprobs) != answer.logprobs[: len(token_ids)]:
+        yield f"{who}: log probabilities are not those of its {len(token_ids)} tokens"
+
+
+def _ending(who: str, name: str, events: list[Event], answer: Answer, may_end_otherwise: Ending) -> Iterable[str]:
+    end = events[-1]
+    num_tokens = sum(len(event.token_ids) for event in events if event.type == "tokens")
+    usage = end.usage or {}
+    if usage.get("completion_tokens") != num_tokens:
+        yield f"{who}: usage says {usage.get('completion_tokens')} tokens, {num_tokens} were told"
+    if end.type != "finished":
+        if not may_end_otherwise(name, end):
+            yield f"{who}: ended as {end.type}: {end.error}"
+        return
+    if num_tokens != len(answer.token_ids):
+        yield f"{who}: finished after {num_tokens} tokens, alone it says {len(answer.token_ids)}"
+    if (text := "".join(event.text for event in events)) != answer.text:
+        yield f"{who}: text {text!r}, alone {answer.text!r}"
+    if usage.get("prompt_tokens") != answer.num_prompt_tokens:
+        yield f"{who}: usage says {usage.get('prompt_tokens')} prompt tokens, there are {answer.num_prompt_tokens}"
+    reasons = [event.finish_reason for event in events if event.finish_reason is not None]
+    if reasons != [answer.finish_reason]:
+        yield f"{who}: finish reasons {reasons}, alone {answer.finish_reason}"
+    summed = [{"choice": 0, "finish_reason": answer.finish_reason, "num_tokens": len(answer.token_ids)}]
+    if [dict(choice) for choice in end.choices or ()] != summed:
+        yield f"{who}: ends with {end.choices}, alone {summed}"
+
+
+def _same_bytes(readings: list[_Reading]) -> Iterable[str]:
+    """All readers of a job were given the same bytes, as far as they got."""
+    longest = max(readings, key=lambda reading: len(reading.lines), default=None)
+    for reading in readings:
+        assert longest is not None
+        theirs = [line.payload for line in reading.lines]
+        if theirs != [line.payload for line in longest.lines][: len(theirs)]:
+            yield f"{reading.name}: {reading.reader} and {longest.reader} were told different things"
+
+
+def _count(summary: Summary, ledger: Ledger, readings: list[_Reading], accepted: Mapping[str, str]) -> None:
+    summary.num_refused = sum(1 for _ in ledger.of("refused"))
+    summary.num_reconnects = sum(1 for _ in ledger.of("broken"))
+    ended: dict[str, str] = {}
+    told: dict[str, int] = defaultdict(int)
+    for reading in readings:
+        events = [line.event for line in reading.lines]
+        told[reading.job] = max(told[reading.job], sum(len(event.token_ids) for event in events))
+        if reading.lost:
+            summary.lost.add(reading.job)
+        elif events:
+            ended[reading.job] = events[-1].type
+        summary.longest_gap_s = max(summary.longest_gap_s, _longest_gap_s(reading))
+    summary.num_finished = sum(1 for type_ in ended.values() if type_ == "finished")
+    summary.num_otherwise = len(ended) - summary.num_finished
+    summary.num_lost = len(summary.lost)
+    summary.num_tokens = sum(told.values())
+    summary.recovery_s = _recovery_s(ledger, readings)
+
+
+def _longest_gap_s(reading: _Reading) -> float:
+    times = [line.at for line in reading.lines]
+    return max((later - sooner for sooner, later in pairwise(times)), default=0.0)
+
+
+def _recovery_s(ledger: Ledger, readings: list[_Reading]) -> float:
+    """Over the streams that were open at the first fault, and those that another claim had to begin again."""
+    fault_at = ledger.first_fault_at
+    if fault_at is None:
+        return 0.0
+    waits = []
+    for reading in readings:
+        after = [line for line in reading.lines if line.at > fault_at]
+        if len(after) < len(reading.lines):
+            waits += [line.at - fault_at for line in after[:1]]
+        taken_over = (line.at - fault_at for line in after if (line.event.attempt or 0) > 1)
+        waits += list(taken_over)[:1]
+    return max(waits, default=0.0)

@@ -1,0 +1,104 @@
+"""F3, F17: workers that are taken for dead, and are not; and requests that are made twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+
+from tests.faults.answers import Asking
+from tests.faults.arena import Arena
+from tests.faults.conftest import Report
+from tests.faults.readers import PythonClient
+
+
+async def test_f3_a_zombie_writes_nothing(field: Arena, seed: int, report: Report) -> None:
+    """It is stopped in front of a write and wakes up when all its jobs are somebody else's: that write is late."""
+    point = f"before:append:{random.Random(seed).randint(5, 25)}"
+    zombie, *_ = await field.start_workers("w1", "w2", "w3", options={"w1": ["--at", f"{point}:stop"]})
+    await field.load(seed)
+    await zombie.until(f"at {point}")
+    held = await field.owned_by("w1")
+    await field.until(lambda: field.all_elsewhere(held, "w1"), "all jobs of w1 taken over")
+    zombie.send(signal.SIGCONT)
+    refused = await zombie.until("refused")
+    figures = report(await field.finished(f"F3 zombie #{seed}", held=len(held), refused=refused.split()[1]))
+    assert figures.summary.num_finished == 70
+    assert held
+    assert refused.split()[2] == "fence"
+    assert await field.num_takeovers() >= len(held)
+    await field.rests()
+    zombie.send(signal.SIGTERM)
+    assert await zombie.ended() == 0
+
+
+async def test_f3_a_worker_that_hangs_in_a_step_wakes_up_and_works_on(field: Arena, seed: int, report: Report) -> None:
+    zombie, *_ = await field.start_workers("w1", "w2", "w3", options={"w1": ["--at", "decode:12:stop"]})
+    await field.load(seed)
+    await zombie.until("at decode:12")
+    held = await field.owned_by("w1")
+    await field.until(lambda: field.all_elsewhere(held, "w1"), "all jobs of w1 taken over")
+    zombie.send(signal.SIGCONT)
+    assert report(await field.finished(f"F3 hung step #{seed}", held=len(held))).summary.num_finished == 70
+    assert held
+    await field.rests()
+    # It is a worker like any other again.
+    for name in ("w2", "w3"):
+        field.workers[name].send(signal.SIGTERM)
+        assert await field.workers[name].ended() == 0
+    again = Asking(seed + 1_000).one(ignore_eos=True)
+    await field.follow(PythonClient(field.client(), field.ledger), again)
+    await field.finished("after")
+    await field.rests()
+
+
+async def test_f17_a_lease_that_is_over_too_soon_shows_nothing_twice(field: Arena, seed: int, report: Report) -> None:
+    """As if the server's clock had jumped: every job is given out again while its worker works on it."""
+    await field.start_workers("w1", "w2", "w3")
+    await field.load(seed)
+    num_forced = 0
+    for _ in range(5):
+        await field.more_events(100)
+        num_forced += await field.expire_leases()
+    figures = report(await field.finished(f"F17 early expiry #{seed}", forced=num_forced))
+    assert figures.summary.num_finished == 70
+    assert num_forced > 50
+    assert await field.num_takeovers() > 20
+    assert sum(len(worker.said("refused")) for worker in field.workers.values()) > 0
+    await field.rests()
+
+
+async def test_f17_the_same_request_five_times_is_one_job(field: Arena, seed: int, report: Report) -> None:
+    """Over HTTP and by the client, at once, and each with a reader of its own."""
+    await field.start_workers("w1", "w2")
+    for asked in Asking(seed).some(8):
+        field.answers[asked.name] = field.alone.answer(asked)
+        clients = [field.http(f"http{i}") for i in range(3)]
+        clients += [PythonClient(field.client(), field.ledger, f"py{i}") for i in range(2)]
+        ids = await asyncio.gather(*(client.submit(asked) for client in clients))
+        assert len(set(ids)) == 1, ids
+        for client, job_id in zip(clients, ids, strict=True):
+            field.read(client, asked, job_id)
+    figures = report(await field.finished(f"F17 five times #{seed}"))
+    assert (figures.summary.num_accepted, figures.summary.num_finished) == (8, 8)
+    assert figures.num_sampled == figures.summary.num_tokens, "somebody computed a second copy"
+    await field.rests()
+
+
+async def test_f14_a_full_cache_preempts_and_changes_no_answer(field: Arena, seed: int, report: Report) -> None:
+    await field.start_workers("w1", "w2", num_blocks=36)
+    await field.load(seed, asking=Asking(seed, (60, 200)))
+    figures = report(await field.finished(f"F14 36 blocks #{seed}"))
+    assert figures.summary.num_finished == 70
+    assert field.num_preemptions() > 0
+    await field.rests()
+
+
+async def test_f14_a_step_without_memory_loses_no_job(field: Arena, seed: int, report: Report) -> None:
+    worker, *_ = await field.start_workers("w1", "w2", options={"w1": ["--at", "decode:10:raise"]})
+    await field.load(seed)
+    await worker.until("at decode:10")
+    assert report(await field.finished(f"F14 no memory #{seed}")).summary.num_finished == 70
+    assert worker.is_alive
+    assert await field.num_takeovers() > 0
+    await field.rests()
