@@ -7,7 +7,7 @@ VENV ?= .venv
 PIP_FLAGS ?=
 BIN := $(VENV)/bin
 
-.PHONY: setup demo up bench check format test clean
+.PHONY: setup demo up bench check format test test-faults test-faults-long clean
 
 setup: $(VENV)/.installed
 
@@ -39,6 +39,14 @@ check: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# The nemesis suite: real processes, killed, stopped, cut off. Short: one seed a row. Long: five, and a real model.
+test-faults: setup
+	JITNEY_FAULT_SEEDS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults
+
+test-faults-long: setup
+	JITNEY_FAULT_SEEDS=5 JITNEY_FAULT_BLOWS=40 JITNEY_FAULT_MODEL=smollm2-135m-instruct OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest tests/faults --timeout 600
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist

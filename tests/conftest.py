@@ -16,7 +16,7 @@ from jitney.embedded import EmbeddedServer
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
     """One embedded server for the whole run. Stop or break another one, not this."""
-    with EmbeddedServer(tmp_path_factory.mktemp("valkey")) as running:
+    with EmbeddedServer(tmp_path_factory.mktemp("valkey"), tethered=True) as running:
         yield running
 
 

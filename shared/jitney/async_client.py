@@ -14,7 +14,7 @@ from jitney.cards import QueueCard
 from jitney.channel import ChannelReader, Message
 from jitney.connection import connect
 from jitney.durability import Durability, Proof, find_proof
-from jitney.errors import InvalidJob, JobNotFound, QueueUnavailable, SettingsError, StreamLost
+from jitney.errors import InvalidJob, JobNotFound, NotDurable, QueueUnavailable, SettingsError, StreamLost
 from jitney.keys import JobId, new_job_id, queue_of
 from jitney.messages import Event, JobSpec
 from jitney.queue import Enqueued, Entry, JobStatus, Limits, Queue
@@ -155,7 +155,12 @@ class AsyncClient:
         async with self._finding_proof:
             if self._proof is None:
                 self._proof = await find_proof(self.redis, queue.keys)
-        return await queue.enqueue_synced(entry, self._limits, self._proof)
+            proof = self._proof
+        try:
+            return await queue.enqueue_synced(entry, self._limits, proof)
+        except NotDurable:
+            self._proof = None  # perhaps another server by now, or other settings: look again before the next job
+            raise
 
     async def generate(
         self,

@@ -19,7 +19,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from jitney.connection import connect, connect_once
-from jitney.errors import JitneyError, QueueUnavailable, StreamLost
+from jitney.errors import InvalidJob, JitneyError, QueueUnavailable, StreamLost
 from jitney.follower import Follower, Message
 from jitney.joblog import LogPage, LogReader, backoff_s
 from jitney.keys import Keys, queue_of
@@ -87,6 +87,8 @@ class ChannelReader:
         """
         if self._is_closed:
             raise QueueUnavailable("the channel reader was closed")
+        if not isinstance(cursor, int) or cursor < 0:
+            raise InvalidJob(f"cursor={cursor!r:.40} must be the seq of an event, or 0 for all of them", param="cursor")
         follower = Follower(
             job_id,
             cursor,

@@ -48,6 +48,10 @@ def root(
     """Durable, Redis-native LLM generation by continuous batching."""
 
 
+DEFAULT_MAX_TOKENS = 256
+"""A small model that misses its end would otherwise talk until its context is full."""
+
+
 @app.command()
 def enqueue(
     prompt: Annotated[str | None, typer.Argument(help="The text to continue; - reads it from standard input.")] = None,
@@ -58,7 +62,7 @@ def enqueue(
     redis_url: RedisUrl = None,
     queue: Annotated[str | None, typer.Option(help="The queue to use (default: the only one).")] = None,
     model: Annotated[str | None, typer.Option(help="The model to use, instead of a queue.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Tokens to generate at most.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = DEFAULT_MAX_TOKENS,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the most probable tokens up to this sum.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Keep the k most probable tokens; 0 is off.")] = None,

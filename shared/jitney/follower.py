@@ -57,6 +57,7 @@ class Follower:
     ) -> None:
         self.job_id = job_id
         self.cursor = cursor
+        self._first_cursor = cursor
         self.ended = False
         self._start_read = start_read
         self._max_outage_s = max_outage_s
@@ -146,6 +147,10 @@ class Follower:
     async def _catch_up(self) -> list[Message]:
         page = await self._read_page()
         if page is None:
+            return []
+        if page.last is not None and page.last < self.cursor != self._first_cursor:
+            # Redis lost the end of it, and with it what was read here: the numbers come again, for other tokens.
+            self._error = StreamLost(f"the log of {self.job_id} ends at event {page.last}; {self.cursor} was read")
             return []
         if len(page.payloads) >= LOG_PAGE:
             self.look()

@@ -31,10 +31,14 @@ def backoff_s(attempt: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    """What a job's log holds after a cursor. `over`: the job has ended, at or before the cursor."""
+    """What a job's log holds after a cursor. `over`: the job has ended, at or before the cursor.
+
+    last: seq of the log's last event, told when there is nothing after the cursor.
+    """
 
     payloads: list[bytes]
     over: bool = False
+    last: int | None = None
 
 
 class LogReader:
@@ -58,16 +62,17 @@ class LogReader:
         state, seq = await self._redis.hmget(queue.keys.job(job_id), ["state", "seq"])
         if state is None:
             return None  # a log whose job record is gone will never grow again
+        last = int(seq or 0)
         if state != b"done":
-            return LogPage([])
-        if int(seq or 0) <= cursor:
-            return LogPage([], over=True)
+            return LogPage([], last=last)
+        if last <= cursor:
+            return LogPage([], over=True, last=last)
         # It ended between the two questions, or its log is lost.
         payloads = await queue.read_log(JobId(job_id), cursor, count=LOG_PAGE)
         return LogPage(payloads) if payloads else None
 
     async def news(self, seen: Mapping[str, int]) -> set[str]:
-        """Those of the jobs whose log has moved beyond the seq seen, or that are over or gone.
+        """Those of the jobs whose log no longer ends at the seq seen, or that are over or gone.
 
         One pipeline for up to 512 jobs.
         """
@@ -80,7 +85,7 @@ class LogReader:
                     pipe.hmget(Keys(queue_of(job_id)).job(job_id), ["state", "seq"])
                 answers = await pipe.execute()
             for (job_id, newest), (state, seq) in zip(some, answers, strict=True):
-                if state is None or state == b"done" or int(seq or 0) > newest:
+                if state is None or state == b"done" or int(seq or 0) != newest:
                     moved.add(job_id)
         return moved
 

@@ -1,6 +1,7 @@
 """Logs: events with fields, on standard error; JSON when it is not a terminal.
 
-Ids, counts and durations only: never a prompt or generated text at info level.
+Ids, counts and durations only: never a prompt or generated text at info level. A program that merely imports
+jitney hears of warnings, and its own structlog configuration is not touched.
 """
 
 from __future__ import annotations
@@ -8,35 +9,62 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import MutableMapping
 from typing import Any
 
 import structlog
 
 from jitney.errors import SettingsError
 
+_LEVELS = logging.getLevelNamesMapping()
+_threshold = logging.WARNING
+
 
 def configure(level: str = "info") -> None:
-    """Set structlog up for this process. Call once, from a command. JITNEY_LOG_LEVEL overrides `level`."""
-    level = os.environ.get("JITNEY_LOG_LEVEL", level).upper()
-    known = logging.getLevelNamesMapping()
-    if level not in known:
-        raise SettingsError(f"JITNEY_LOG_LEVEL={level.lower()!r} is not one of debug, info, warning, error")
-    is_terminal = sys.stderr.isatty()
-    renderer: Any = structlog.dev.ConsoleRenderer() if is_terminal else structlog.processors.JSONRenderer()
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(known[level]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
+    """Say from which level on this process logs. JITNEY_LOG_LEVEL overrides it. Raises SettingsError."""
+    global _threshold
+    name = os.environ.get("JITNEY_LOG_LEVEL", level)
+    if name.upper() not in _LEVELS:
+        raise SettingsError(f"JITNEY_LOG_LEVEL={name!r} is not one of debug, info, warning, error")
+    _threshold = _LEVELS[name.upper()]
 
 
 def logger(**fields: Any) -> Any:
     """A logger that carries `fields` in every line."""
-    return structlog.get_logger(**fields)
+    return structlog.wrap_logger(
+        _StandardError(),
+        processors=[
+            _heard,
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _render,
+        ],
+        wrapper_class=structlog.BoundLogger,
+        context_class=dict,
+        cache_logger_on_first_use=True,
+        **fields,
+    )
+
+
+class _StandardError:
+    """Where lines go. Looked up anew for each: tests and programs replace `sys.stderr`."""
+
+    def msg(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    debug = info = warning = error = critical = exception = msg
+
+
+def _heard(_: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    if _LEVELS["ERROR" if method == "exception" else method.upper()] < _threshold:
+        raise structlog.DropEvent
+    return event
+
+
+def _render(target: Any, method: str, event: MutableMapping[str, Any]) -> Any:
+    renderer: Any = structlog.processors.JSONRenderer()
+    if sys.stderr.isatty():
+        renderer = structlog.dev.ConsoleRenderer()
+    return renderer(target, method, event)

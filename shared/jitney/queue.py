@@ -19,6 +19,7 @@ from jitney.deadletters import DeadLetters
 from jitney.keys import Fence, JobId
 from jitney.records import (
     Append,
+    Backlog,
     Cancelled,
     Claimed,
     DeadJob,
@@ -42,6 +43,7 @@ from jitney.upkeep import Upkeep
 
 __all__ = [
     "Append",
+    "Backlog",
     "Cancelled",
     "Claimed",
     "DeadJob",
@@ -118,6 +120,7 @@ class Queue(DeadLetters, Upkeep):
     ) -> Claimed:
         """Take up to `credit` jobs. nonce: never used before, because fences are made from it.
 
+        A suspect (strikes > 0) is the only job of its claim: what else there is waits for the next one.
         scan: also look for expired leases and delayed jobs. keep_s: life of what ends here and named none.
         Not to be sent twice: after an error, `adopt` tells what was handed out.
         """

@@ -208,6 +208,19 @@ class JobStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Backlog:
+    """What waits in a queue. num_tokens: of the prompts. tokens_per_s: measured where jobs end, None before the first.
+
+    drain_s: until all of it has been worked off at that rate (without one, at a guess), answers included.
+    """
+
+    num_jobs: int
+    num_tokens: int
+    tokens_per_s: float | None
+    drain_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Swept:
     """What a janitor call did: delayed jobs made due, late ones expired, orphans ended or freed, tenants tidied.
 

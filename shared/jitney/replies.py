@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from jitney.errors import IdempotencyConflict, Overloaded
 from jitney.keys import Band, Fence, JobId
-from jitney.records import Append, Claimed, DeadJob, Delivery, Enqueued, JobState, JobStatus, Refusal
+from jitney.records import Append, Backlog, Claimed, DeadJob, Delivery, Enqueued, JobState, JobStatus, Refusal
 
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 120.0
 DEFAULT_OUTPUT_TOKENS = 128.0
@@ -34,16 +34,21 @@ def enqueued(reply: Sequence[Any]) -> Enqueued:
 
 def overloaded(reply: Sequence[Any]) -> Overloaded:
     """The refusal with a pause: the time in which the backlog is worked off at the measured rate."""
-    jobs, tokens = int(reply[2]), int(reply[3])
-    mean_output = float(reply[4] or DEFAULT_OUTPUT_TOKENS)
-    tokens_per_s = max(float(reply[5] or DEFAULT_TOKENS_PER_S), 1e-3)
-    pause_s = (tokens + jobs * mean_output) / tokens_per_s
+    waiting = backlog(*reply[2:6])
     return Overloaded(
         text(reply[1]),
-        waiting_jobs=jobs,
-        waiting_tokens=tokens,
-        retry_after_s=min(max(pause_s, MIN_RETRY_S), MAX_RETRY_S),
+        waiting_jobs=waiting.num_jobs,
+        waiting_tokens=waiting.num_tokens,
+        retry_after_s=min(max(waiting.drain_s, MIN_RETRY_S), MAX_RETRY_S),
     )
+
+
+def backlog(jobs: Any, tokens: Any, mean_output: Any, rate: Any) -> Backlog:
+    """From counts, and the measured means as they stand in Redis (absent before the first job has ended)."""
+    num_jobs, num_tokens = int(jobs or 0), int(tokens or 0)
+    tokens_per_s = float(rate) if rate else None
+    total = num_tokens + num_jobs * float(mean_output or DEFAULT_OUTPUT_TOKENS)
+    return Backlog(num_jobs, num_tokens, tokens_per_s, total / max(tokens_per_s or DEFAULT_TOKENS_PER_S, 1e-3))
 
 
 def delivery(row: Sequence[Any]) -> Delivery:

@@ -80,19 +80,40 @@ class SamplingParams(BaseModel):
         return self.temperature == 0.0
 
 
+_PHRASES = {
+    "tuple_type": "must be a list",
+    "string_type": "must be a string",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "finite_number": "must be a finite number",
+    "dict_type": "must be an object",
+}
+"""Types by the names that people who write JSON know, instead of pydantic's."""
+
+
+def _is_of_pydantic(part: str | int) -> bool:
+    """Parts of a location that name how pydantic looked, not what the caller wrote."""
+    return str(part).startswith(("function-", "tuple[", "list[")) or part == "str"
+
+
 def explain(error: ValidationError, *, prefix: str = "") -> InvalidJob:
     """The first complaint of pydantic as one sentence that names field, value and limit.
 
     The value is cut to 64 characters: an error must never echo a whole input.
     """
     first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function-"))
+    where = ".".join(str(part) for part in first["loc"] if not _is_of_pydantic(part))
     name = f"{prefix}{where}" if where else prefix.rstrip(".")
     given = first.get("input")
     shown = str(given) if isinstance(given, float) and not math.isfinite(given) else repr(given)
     if len(shown) > 64:
         shown = shown[:61] + "..."
-    message = str(first["msg"]).removeprefix("Value error, ")
+    message = _PHRASES.get(first["type"]) or str(first["msg"]).removeprefix("Value error, ")
     known = first["type"] == "extra_forbidden"
     whole = f"{name}: {message} (given: {shown})" if name else message
     text = f"unknown field {name}" if known else whole

@@ -10,7 +10,7 @@ from redis.exceptions import ResponseError
 from jitney import folding, replies, scripts
 from jitney.calls import ScriptedQueue, milliseconds
 from jitney.keys import JobId
-from jitney.records import Swept
+from jitney.records import Backlog, Swept
 
 STREAM_TTL_S: Final = 600.0
 """Life of an ended job's log as a stream; after it, the log is one compressed string."""
@@ -72,6 +72,14 @@ class Upkeep(ScriptedQueue):
         """Waiting jobs, and their prompt tokens."""
         jobs, tokens = await self.redis.hmget(self.keys.counts, "jobs", "tok")
         return int(jobs or 0), int(tokens or 0)
+
+    async def backlog(self) -> Backlog:
+        """What waits, and how long it will take at the measured rate."""
+        pipeline = self.redis.pipeline(transaction=False)
+        pipeline.hmget(self.keys.counts, "jobs", "tok")
+        pipeline.hmget(self.keys.virtual_time, "avg", "rate")
+        counts, pace = await pipeline.execute()
+        return replies.backlog(*counts, *pace)
 
     async def epoch(self) -> str:
         """Identity of the data set: another value, and everything that was known of this queue is lost.

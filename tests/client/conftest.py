@@ -18,7 +18,7 @@ from jitney.connection import Redis
 @pytest.fixture(autouse=True)
 def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A developer's own `.env` or environment must not steer a test."""
-    for name in ("JITNEY_REDIS_URL", "JITNEY_QUEUE", "JITNEY_MODEL", "JITNEY_DATA_DIR"):
+    for name in ("JITNEY_REDIS_URL", "JITNEY_QUEUE", "JITNEY_MODEL", "JITNEY_DATA_DIR", "JITNEY_DURABILITY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)

@@ -221,3 +221,30 @@ async def test_a_read_of_the_log_that_fails_is_tried_again() -> None:
         max_outage_s=NEVER_S,
     )
     assert [message.event.seq for message in await follower.read(PATIENCE_S)] == [1]
+
+
+async def test_a_log_that_lost_its_end_is_told_instead_of_going_on_with_other_tokens(
+    redis: Redis, turn: Turn, alert: ChannelReader
+) -> None:
+    """As after a power cut: the last events were read, and are not there any more."""
+    keys = turn.queue.keys
+    async with alert.follow(turn.id) as stream:
+        await turn.say("a", "b", "c")
+        assert await texts(stream, upto=3) == ["a", "b", "c"]
+        pipeline = redis.pipeline(transaction=True)
+        pipeline.xdel(keys.tokens(turn.id), "3-0", "2-0")
+        pipeline.hset(keys.job(turn.id), "seq", 1)
+        await pipeline.execute()
+        with pytest.raises(StreamLost, match="ends at event 1; 3 was read"):
+            await texts(stream)
+
+
+async def test_a_reader_that_begins_where_it_was_told_to_waits_for_that_event(
+    redis: Redis, turn: Turn, alert: ChannelReader
+) -> None:
+    """A cursor from elsewhere may be ahead of the log: nothing was read here that could be lost."""
+    await turn.say("a")
+    async with alert.follow(turn.id, cursor=2) as stream:
+        assert await stream.read(timeout_s=0.3) == []
+        await turn.say("b", "c")
+        assert await texts(stream, upto=3) == ["c"]

@@ -322,7 +322,7 @@ def test_an_error_of_ours_in_another_room_is_one_line(tmp_path: Path, monkeypatc
 
 def test_the_help_page_lists_every_command() -> None:
     page = CliRunner().invoke(cli.app, ["--help"]).output
-    for name in ("enqueue", "stream", "cancel", "status", *SUMMARIES):
+    for name in ("enqueue", "stream", "cancel", "status", "dead", "doctor", *SUMMARIES):
         assert f" {name} " in page
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from contract_driver import Driver
 from contract_servers import SERVERS, running
 
-from jitney.connection import Redis
+from jitney.connection import Redis, connect_blocking
 from jitney.embedded import EmbeddedServer
 from jitney.queue import Queue
 
@@ -18,6 +18,27 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """One of the two servers, for the whole run."""
     with running(request.param, tmp_path_factory.mktemp(f"contract-{request.param}")) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def redis_url(server: EmbeddedServer) -> str:
+    """Of this folder's server. Without it, another folder's cached address would stand in for both of ours."""
+    return server.url
+
+
+@pytest.fixture
+async def redis(redis: Redis, server: EmbeddedServer) -> Redis:
+    """The client of every test, which must speak to the server that the test is named after."""
+    assert redis.connection_pool.connection_kwargs["port"] == server.port
+    return redis
+
+
+@pytest.fixture
+async def blocking(server: EmbeddedServer) -> AsyncIterator[Redis]:
+    """A client for one blocking call at a time."""
+    client = connect_blocking(server.url, block_s=5.0)
+    yield client
+    await client.aclose()
 
 
 @pytest.fixture

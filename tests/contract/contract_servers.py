@@ -20,5 +20,5 @@ def running(kind: str, folder: Path) -> Iterator[EmbeddedServer]:
         binary = find_server("redis-server") if kind == "redis" else find_server()
     except ServerError as error:
         pytest.skip(f"no second server to test against: {error}")
-    with EmbeddedServer(folder, binary=binary) as server:
+    with EmbeddedServer(folder, binary=binary, tethered=True) as server:
         yield server

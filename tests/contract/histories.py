@@ -297,8 +297,12 @@ class History:
         ranks = [(BANDS.index(job.band), job.state == "waiting") for job in taken]
         expect(ranks == sorted(ranks), "bands or returned jobs out of order", taken)
         left = [job for job in candidates.values() if job not in taken]
-        if len(taken) < credit:
+        suspects = [job for job in taken if job.strikes_if_claimed()]
+        expect(not suspects or len(taken) == 1, "a suspect came with others", taken)
+        is_closed = bool(suspects) or (bool(taken) and any(job.strikes_if_claimed() for job in left))
+        if len(taken) < credit and not is_closed:
             expect(not left, "a claim with room left jobs behind", taken, left)
+        self.count("suspects alone", len(suspects))
         for job in left:
             rank = (BANDS.index(job.band), job.state == "waiting")
             expect(not ranks or rank >= ranks[-1], "a later band or a new job came first", taken, job)

@@ -7,7 +7,7 @@ from collections import Counter
 
 from contract_driver import Driver
 
-from jitney.connection import connect_blocking
+from jitney.connection import Redis, connect_blocking
 from jitney.embedded import EmbeddedServer
 from jitney.keys import Band
 from jitney.messages import Event
@@ -294,10 +294,7 @@ async def test_no_credit_takes_nothing_but_lets_delayed_jobs_fall_due(driver: Dr
     assert await driver.state(id) == "waiting"
 
 
-async def test_a_ring_wakes_a_waiting_worker_and_an_empty_claim_stops_it(
-    driver: Driver, server: EmbeddedServer
-) -> None:
-    blocking = connect_blocking(server.url, block_s=5.0)
+async def test_a_ring_wakes_a_waiting_worker_and_an_empty_claim_stops_it(driver: Driver, blocking: Redis) -> None:
     id = await driver.enqueue()
     assert await driver.queue.wait_bell(blocking, "fp", 5.0)
     job = await driver.claim_one()
@@ -316,7 +313,6 @@ async def test_a_ring_wakes_a_waiting_worker_and_an_empty_claim_stops_it(
     await driver.claim(credit=100)
     await driver.claim()
     assert not await driver.redis.exists(driver.keys.bell)
-    await blocking.aclose()
 
 
 async def test_workers_that_wake_by_the_bell_alone_take_every_job_once(driver: Driver, server: EmbeddedServer) -> None:
@@ -324,15 +320,14 @@ async def test_workers_that_wake_by_the_bell_alone_take_every_job_once(driver: D
     num_jobs, taken, all_taken = 240, list[str](), asyncio.Event()
 
     async def work(worker: str) -> None:
-        blocking = connect_blocking(server.url, block_s=60.0)
-        while not all_taken.is_set():
-            await driver.queue.wait_bell(blocking, "fp", 60.0)
-            for job in (await driver.claim(worker, credit=3)).deliveries:
-                taken.append(job.id)
-                await driver.finish(job)
-            if len(taken) == num_jobs:
-                all_taken.set()
-        await blocking.aclose()
+        async with connect_blocking(server.url, block_s=60.0) as blocking:
+            while not all_taken.is_set():
+                await driver.queue.wait_bell(blocking, "fp", 60.0)
+                for job in (await driver.claim(worker, credit=3)).deliveries:
+                    taken.append(job.id)
+                    await driver.finish(job)
+                if len(taken) == num_jobs:
+                    all_taken.set()
 
     workers = [asyncio.create_task(work(f"w{number}")) for number in range(4)]
     ids = []
@@ -344,3 +339,62 @@ async def test_workers_that_wake_by_the_bell_alone_take_every_job_once(driver: D
             await driver.redis.rpush(driver.keys.bell, "1")
         await asyncio.gather(*workers)
     assert sorted(taken) == sorted(ids)
+
+
+async def test_a_suspect_is_handed_out_alone_and_what_is_left_rings(driver: Driver) -> None:
+    """Jobs in front of it come first, jobs behind it with the next claim."""
+    first = await driver.enqueue(band="interactive")
+    suspect = await driver.enqueue(band="standard")
+    behind = await driver.enqueue(band="bulk")
+    claimed = {job.id: job for job in (await driver.claim("a")).deliveries}
+    await driver.say(claimed[first], "x")
+    await driver.say(claimed[behind], "x")
+    await driver.end_lease(first, "interactive")
+    await driver.end_lease(suspect, "standard")
+    await driver.end_lease(behind, "bulk")
+    assert [(job.id, job.strikes) for job in (await driver.claim("b")).deliveries] == [(first, 0)]
+    await driver.redis.delete(driver.keys.bell)
+    assert [(job.id, job.strikes) for job in (await driver.claim("b")).deliveries] == [(suspect, 1)]
+    assert await driver.redis.llen(driver.keys.bell) == 1, "somebody else may take what is behind it"
+    assert [(job.id, job.strikes) for job in (await driver.claim("b")).deliveries] == [(behind, 0)]
+
+
+async def test_a_suspect_that_waits_in_its_tenants_queue_is_alone_too(driver: Driver) -> None:
+    """A delayed retry that never began goes back there."""
+    suspect = await driver.enqueue()
+    await driver.queue.retry(suspect, (await driver.claim_one()).fence, delay_s=500.0)
+    before, after = await driver.enqueue(), await driver.enqueue()
+    await driver.redis.zadd(driver.keys.later, {suspect: 1})
+    last = await driver.enqueue()
+    assert [job.id for job in (await driver.claim()).deliveries] == [before, after, last]
+    assert await driver.state(suspect) == "waiting", "it came due in that claim, behind those that waited"
+    assert await driver.queue.counts() == (1, 1)
+    await driver.enqueue()
+    assert [job.id for job in (await driver.claim()).deliveries] == [suspect]
+    assert len((await driver.claim()).deliveries) == 1
+
+
+async def test_a_suspect_that_is_left_keeps_its_place_among_the_held(driver: Driver) -> None:
+    progressed, suspect = await driver.enqueue(), await driver.enqueue()
+    await driver.rewind(progressed, at=1)
+    for _ in range(2):  # in the first claim both gain a token, in the second one none
+        jobs = {job.id: job for job in (await driver.claim()).deliveries}
+        for id in (progressed, suspect):
+            if jobs[id].seq == 0:
+                await driver.say(jobs[id], "x")
+                await driver.queue.release(id, jobs[id].fence)
+    await driver.queue.release(progressed, jobs[progressed].fence)
+    await driver.queue.retry(suspect, jobs[suspect].fence)
+    assert [job.id for job in (await driver.claim()).deliveries] == [progressed]
+    assert await driver.redis.zrange(driver.keys.held("interactive", "fp"), 0, -1) == [suspect.encode()]
+    (alone,) = (await driver.claim()).deliveries
+    assert (alone.id, alone.strikes) == (suspect, 1)
+
+
+async def test_a_suspect_that_ends_in_the_claim_leaves_room_for_others(driver: Driver) -> None:
+    worn_out, healthy = await driver.enqueue(), await driver.enqueue()
+    await driver.claim_one()
+    await driver.end_lease(worn_out)
+    claimed = await driver.claim(max_strikes=1)
+    assert claimed.gone == (worn_out,)
+    assert [job.id for job in claimed.deliveries] == [healthy]

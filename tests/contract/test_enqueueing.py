@@ -7,7 +7,7 @@ from contract_driver import Driver
 
 from jitney.connection import connect_once
 from jitney.errors import IdempotencyConflict, InvalidJob, Overloaded, QueueUnavailable
-from jitney.queue import Delivery, Entry, Limits, Queue
+from jitney.queue import Backlog, Delivery, Entry, Limits, Queue
 
 FAR_FUTURE = 4_000_000_000.0
 
@@ -165,6 +165,15 @@ async def test_the_pause_is_the_backlog_over_the_measured_rate(driver: Driver) -
     with pytest.raises(Overloaded) as caught:
         await driver.enqueue(limits=Limits(max_waiting_jobs=3))
     assert caught.value.retry_after_s == 10.0
+
+
+async def test_the_backlog_is_told_to_whoever_asks(driver: Driver) -> None:
+    assert await driver.queue.backlog() == Backlog(0, 0, None, 0.0)
+    for _ in range(3):
+        await driver.enqueue(num_prompt_tokens=10)
+    assert await driver.queue.backlog() == Backlog(3, 30, None, (30 + 3 * 128) / 500)
+    await driver.redis.hset(driver.keys.virtual_time, mapping={"avg": 10, "rate": 0.25})
+    assert await driver.queue.backlog() == Backlog(3, 30, 0.25, 240.0)
 
 
 async def test_the_rate_is_measured_where_jobs_end(driver: Driver) -> None:

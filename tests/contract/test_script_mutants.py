@@ -84,6 +84,24 @@ MUTANTS = (
     Mutant("claim ignores deadlines", ("claim",), "  if is_late(job) then", "  if false then"),
     Mutant("claim never gives up", ("claim",), "job.strikes >= max_strikes or job.tries >= max_tries", "false"),
     Mutant("claim counts no strikes", ("claim",), "job.strikes + 1 or 0", "job.strikes or 0"),
+    Mutant(
+        "claim hands out a suspect with others",
+        ("claim",),
+        "    closed = true\n    if #taken > 0 then return false end\n",
+        "",
+    ),
+    Mutant(
+        "claim takes others along with a suspect",
+        ("claim",),
+        "return closed or #taken >= credit",
+        "return #taken >= credit",
+    ),
+    Mutant(
+        "claim forgets a held suspect",
+        ("claim",),
+        "and not take(job, 0) and closed then return end",
+        "then take(job, 0) end",
+    ),
     Mutant("claim leaves what was held", ("claim",), "      redis.call('ZREM', held, id)\n", ""),
     Mutant(
         "claim moves a job with its fence",

@@ -16,11 +16,14 @@ from redis.crc import key_slot
 from redis.exceptions import ReadOnlyError
 
 from jitney import scripts
+from jitney.canary import check_rights
 from jitney.connection import Redis, connect
+from jitney.doctor import see
 from jitney.embedded import EmbeddedServer
 from jitney.errors import QueueUnavailable
 from jitney.keys import BANDS, Keys, new_job_id
 from jitney.queue import Queue
+from jitney.server_checks import check_cluster
 
 
 @pytest.fixture(params=SERVERS)
@@ -54,6 +57,7 @@ async def test_a_full_server_refuses_new_jobs_and_ends_those_it_has(own_driver: 
     for _ in range(4):
         await driver.enqueue()
     jobs = (await driver.claim(credit=3)).deliveries
+    await driver.rewind(jobs[1].id, at=1)  # enqueued well before the next one, or their ids decide
     await own_redis.config_set("maxmemory", "1")
     with pytest.raises(QueueUnavailable, match=r"OOM|memory"):
         await driver.enqueue()
@@ -62,8 +66,9 @@ async def test_a_full_server_refuses_new_jobs_and_ends_those_it_has(own_driver: 
     assert await driver.queue.renew(LEASE_S, [driver.held(job) for job in jobs[1:]]) == set()
     assert await driver.queue.release(jobs[1].id, jobs[1].fence) == "ok"
     assert await driver.queue.retry(jobs[2].id, jobs[2].fence) == "ok"
-    claimed = await driver.claim()
-    assert len(claimed.deliveries) == 3
+    assert len((await driver.claim()).deliveries) == 1
+    assert [job.id for job in (await driver.claim()).deliveries] == [jobs[2].id], "a suspect comes alone"
+    assert len((await driver.claim()).deliveries) == 1
     assert (await driver.queue.cancel(jobs[1].id)).outcome == "cancelled"
     assert await driver.queue.fold(jobs[0].id) == "ok"
     await own_redis.config_set("maxmemory", "0")
@@ -134,6 +139,9 @@ async def test_whole_histories_run_in_a_cluster(own_server: EmbeddedServer, tmp_
             assert time.monotonic() < give_up_at, "the cluster did not come up"
         for seed in range(3):
             await History(Queue(client, f"{queue_name}-{seed}"), seed).run()
+        await bury_requeue_and_drop(Driver(Queue(client, queue_name)))
+        assert check_cluster(await see(client)).found == "one node with every slot"
+        assert (await check_rights(server.url, None)).verdict == "ok"
         await client.aclose()
 
 
@@ -144,5 +152,20 @@ async def test_whole_histories_run_as_a_user_of_one_queue(own_server: EmbeddedSe
     await admin.execute_command("ACL", "SETUSER", "jit", "on", f">{password}", *rights)
     client = connect(f"redis://jit:{password}@127.0.0.1:{own_server.port}/0")
     await History(Queue(client, queue_name), 1).run()
+    await bury_requeue_and_drop(Driver(Queue(client, queue_name)))
     await client.aclose()
     await admin.aclose()
+
+
+async def bury_requeue_and_drop(driver: Driver) -> None:
+    """What no history does: with an idempotency key, so that every key is touched."""
+    for _ in range(2):
+        id = await driver.enqueue(idempotency_key="k")
+        for _ in range(2):
+            job = await driver.claim_one()
+            assert await driver.queue.retry(job.id, job.fence, max_tries=1) == "dead"
+            last = job.id
+            if last == id:
+                await driver.queue.requeue_dead(id)
+        assert await driver.queue.drop_dead(last)
+        await driver.redis.delete(driver.keys.idempotency("-", "k"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import time
@@ -108,22 +107,50 @@ def test_a_wrong_flag_is_refused_by_name_and_value_before_anything_starts(
     assert not any("Traceback" in line for line in stack.lines)
 
 
+def is_worker(pid: int) -> bool:
+    try:
+        return b"\0worker\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 def workers_of(pid: int) -> list[int]:
-    return sorted(pid for pid in children_of(pid) if b"\0worker\0" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return sorted(filter(is_worker, children_of(pid)))
 
 
-def test_the_death_of_one_worker_ends_the_stack_says_who_and_how_and_leaves_nothing_behind(
+def test_a_killed_worker_is_started_again_and_the_stream_it_was_in_goes_on(tiny_model: Path, tmp_path: Path) -> None:
+    with program(*up(tiny_model, tmp_path, "--lease-s", "1", "--dtype", "float32")) as stack:
+        ready = words(stack.until_line("ready "))
+        (worker,) = workers_of(stack.pid)
+        with Client(ready["redis"], queue=ready["queue"]) as client:
+            undisturbed = client.generate([1, 2, 3], max_tokens=600, ignore_eos=True, temperature=0)
+            events = []
+            for event in client.enqueue([1, 2, 3], max_tokens=600, ignore_eos=True, temperature=0).stream():
+                events.append(event)
+                if event.type == "tokens" and is_alive(worker):
+                    os.kill(worker, signal.SIGKILL)
+        stack.until_line("worker 1 was ended by SIGKILL; starting it again")
+        stack.terminate()
+        assert stack.wait() == 0
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert [event.type for event in events].count("started") == 2, "the worker died too late: the test proves nothing"
+    assert tuple(token for event in events for token in event.token_ids) == undisturbed.token_ids
+    assert "".join(event.text for event in events) == undisturbed.text
+
+
+def test_the_death_of_the_api_ends_the_stack_says_who_and_how_and_leaves_nothing_behind(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    with program(*up(tiny_model, tmp_path, "--workers", "2")) as stack:
+    with program(*up(tiny_model, tmp_path)) as stack:
         stack.until_line("ready ")
         pids, workers = children_of(stack.pid), workers_of(stack.pid)
-        assert len(workers) == 2
-        os.kill(workers[0], signal.SIGKILL)
+        (api,) = [pid for pid in pids if b"\0api\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert len(workers) == 1
+        os.kill(api, signal.SIGKILL)
         assert stack.wait() == 1
     assert not any(is_alive(pid) for pid in pids)
     assert not (tmp_path / "redis.url").exists()
-    assert any(re.match(r"error: worker [12] was ended by SIGKILL", line) for line in stack.lines), stack.lines
+    assert any(line.startswith("error: api was ended by SIGKILL") for line in stack.lines), stack.lines
 
 
 def test_a_sigterm_while_the_stack_starts_ends_it_at_once(tiny_model: Path, tmp_path: Path) -> None:

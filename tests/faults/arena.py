@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from redis.exceptions import RedisError
+from tests.api.api_wire import ask
 from tests.faults.answers import Alone, Answer, Asked, Asking
 from tests.faults.checker import Ending, Summary, always_finished, check
 from tests.faults.children import PATIENCE_S, Child
@@ -51,7 +52,7 @@ class Figures:
         return 100.0 * max(0, self.num_sampled - shown) / shown
 
 
-@dataclass(slots=True)
+@dataclass
 class Arena:
     """Everything of one test. Processes die with it."""
 
@@ -144,12 +145,7 @@ class Arena:
         async def supervise(name: str) -> None:
             for number in itertools.count():
                 child = await self.launch_worker(f"{name}.{number}", **flags)
-                stuck = asyncio.create_task(child.until_any(lambda line: "engine_stuck" in line, patience_s=None))
-                over = asyncio.create_task(child.ended(patience_s=None))
-                try:
-                    await asyncio.wait({stuck, over}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    await end_tasks([stuck, over])
+                await child.ended_or_says("engine_stuck")
                 await child.finish_off()
 
         supervisors = [asyncio.create_task(supervise(name)) for name in names]
@@ -199,6 +195,12 @@ class Arena:
         client = HttpClient(self.ports, self.queue_name, self.ledger, reader)
         self.http_clients.append(client)
         return client
+
+    async def http_status(self, asked: Asked) -> int:
+        """What `POST /v1/jobs` answers, once."""
+        answer = await ask(self.ports()[0], "POST", "/v1/jobs", {"model": self.queue_name, **asked.fields})
+        await answer.close()
+        return answer.status
 
     def num_keep_alives(self) -> int:
         return sum(client.num_keep_alives for client in self.http_clients)

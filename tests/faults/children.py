@@ -67,13 +67,17 @@ class Child:
         *,
         count: int = 1,
         what: str = "a line",
-        patience_s: float | None = PATIENCE_S,
     ) -> str:
-        async with asyncio.timeout(patience_s), self._news:
+        async with asyncio.timeout(PATIENCE_S), self._news:
             while len(found := [line for line in self.lines if wanted(line)]) < count:
                 assert not self._is_over, f"{self.name} ended before it said {what!r}: {self.lines[-10:]}"
                 await self._news.wait()
         return found[count - 1]
+
+    async def ended_or_says(self, part: str) -> None:
+        """Until it has ended, or a line of it holds `part`."""
+        async with self._news:
+            await self._news.wait_for(lambda: self._is_over or any(part in line for line in self.lines))
 
     def said(self, start: str) -> list[str]:
         return [line for line in self.lines if line.startswith(start)]
@@ -82,9 +86,9 @@ class Child:
         self._ledger.fault(f"{number.name} {self.name}")
         self._process.send_signal(number)
 
-    async def ended(self, patience_s: float | None = PATIENCE_S) -> int:
+    async def ended(self) -> int:
         """The exit code; minus the signal's number for one that was killed."""
-        async with asyncio.timeout(patience_s):
+        async with asyncio.timeout(PATIENCE_S):
             code = await self._process.wait()
             await asyncio.wait([self._reading])
         return code

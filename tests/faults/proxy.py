@@ -49,6 +49,7 @@ class Proxy:
         self._dropping: set[Way] = set()
         self._open = {"up": asyncio.Event(), "down": asyncio.Event()}
         self._links: set[_Link] = set()
+        self._ever: list[_Link] = []
         self._server: asyncio.Server | None = None
         self.heal()
 
@@ -60,9 +61,10 @@ class Proxy:
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
-        links = list(self._links)
-        self.reset()
-        await asyncio.gather(*(task for link in links for task in link.tasks), return_exceptions=True)
+        for link in self._ever:  # those too that wait for a reader who takes nothing
+            link.abort()
+        await asyncio.gather(*(task for link in self._ever for task in link.tasks), return_exceptions=True)
+        await asyncio.sleep(0)
 
     # --- faults ---
 
@@ -111,6 +113,7 @@ class Proxy:
             return
         link = _Link(writer, server_writer)
         self._links.add(link)
+        self._ever.append(link)
         link.tasks = [
             asyncio.create_task(self._pass(link, reader, server_writer, "up")),
             asyncio.create_task(self._pass(link, server_reader, writer, "down")),

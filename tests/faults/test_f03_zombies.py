@@ -87,9 +87,9 @@ async def test_f17_the_same_request_five_times_is_one_job(field: Arena, seed: in
 
 async def test_f14_a_full_cache_preempts_and_changes_no_answer(field: Arena, seed: int, report: Report) -> None:
     await field.start_workers("w1", "w2", num_blocks=36)
-    await field.load(seed, asking=Asking(seed, (60, 200)))
+    await field.load(seed, num_streams=20, num_bulk=10, asking=Asking(seed, (60, 200)))
     figures = report(await field.finished(f"F14 36 blocks #{seed}"))
-    assert figures.summary.num_finished == 70
+    assert figures.summary.num_finished == 30
     assert field.num_preemptions() > 0
     await field.rests()
 

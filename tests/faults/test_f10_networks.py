@@ -14,6 +14,8 @@ from tests.faults.arena import Arena
 from tests.faults.conftest import MakeArena, Report, ServerMaker
 from tests.faults.proxy import Proxy
 
+from jitney.connection import Redis
+
 MAX_UNPUBLISHED_STEPS = 8
 
 
@@ -104,7 +106,11 @@ async def test_f10_one_byte_at_a_time(field: Arena, seed: int, report: Report) -
         assert figures.summary.num_finished == 8
 
 
-async def test_f10_an_api_that_cannot_reach_redis_says_so(field: Arena, seed: int) -> None:
+async def test_f10_an_api_that_cannot_reach_redis_says_so(
+    field: Arena, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refused connection at once; one that hangs when the client's own tries are over (four of 5 s each)."""
+    monkeypatch.setattr("tests.api.api_wire.PATIENCE_S", 30.0)
     async with Proxy(field.server.port) as proxy:
         await field.start_worker("w1")
         await field.start_api("far", proxy=proxy)
@@ -115,8 +121,8 @@ async def test_f10_an_api_that_cannot_reach_redis_says_so(field: Arena, seed: in
         assert first.status == 202
         await first.close()
         proxy.hang()
-        for method, path, payload in (("GET", "/readyz", None), ("POST", "/v1/jobs", body)):
-            answer = await ask(port, method, path, payload)  # within the wire's own patience
+        answers = await asyncio.gather(ask(port, "GET", "/readyz"), ask(port, "POST", "/v1/jobs", body))
+        for answer in answers:
             assert answer.status == 503, await answer.body()
             await answer.close()
         proxy.refuse()
@@ -127,6 +133,11 @@ async def test_f10_an_api_that_cannot_reach_redis_says_so(field: Arena, seed: in
         answer = await ask(port, "POST", "/v1/jobs", body)
         assert answer.status == 202
         await answer.close()
+
+
+async def is_in_sync(replica: Redis) -> bool:
+    told = await replica.info("replication")
+    return bool(told["master_link_status"] == "up" and not told["master_sync_in_progress"])
 
 
 @pytest.mark.parametrize("reply", ["READONLY", "MASTERDOWN"])
@@ -172,7 +183,8 @@ async def test_f23_a_slow_redis(field: Arena, seed: int, delay_ms: int, report: 
         await field.load(seed, asking=Asking(seed, (5, 30)))
         figures = report(await field.finished(f"F23 {delay_ms} ms #{seed}"))
         assert figures.summary.num_finished == 70
-        assert figures.num_sampled == figures.summary.num_tokens, "a lease was lost for being slow"
+        assert await field.num_takeovers() == 0, "a lease was lost for being slow"
+        assert figures.duplicate_percent < 10
         await field.rests()
 
 

@@ -71,6 +71,22 @@ class ByJob(dict[str, Value]):
         return super().get(job_id_of(SequenceId(key)), default)
 
 
+class Gated:
+    """A tokenizer that waits for the test before it encodes a prompt."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.arrived, self.gate = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        self.arrived.set()
+        assert self.gate.wait(LIVENESS_S)
+        return self._tokenizer.encode_prompt(prompt)
+
+
 class Ears:
     """A structlog processor that hears what is logged in this process, on whatever thread."""
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from tests.engine.scripted_model import HashModel
-from tests.runtime.harness import LIVENESS_S, StartWorker, Turnstile, crew, expected
+from tests.runtime.harness import LIVENESS_S, Ears, Gated, StartWorker, Turnstile, crew, expected
 
 from jitney import AsyncClient
 from jitney.connection import Redis
@@ -79,6 +80,30 @@ async def test_a_drain_lets_running_jobs_finish_and_claims_no_more(
     assert (await waiting.status()).state == "waiting"
     async with start_worker():
         assert (await waiting.result(LIVENESS_S)).token_ids == expected([2], 3)
+
+
+@pytest.mark.parametrize("max_tokens", [5, 511], ids=["will run", "will be refused"])
+async def test_a_drain_waits_for_a_job_that_is_still_being_read_in(
+    redis_url: str,
+    queue_name: str,
+    client: AsyncClient,
+    tokenizer: Tokenizer,
+    write_queue_card: Any,
+    ears: Ears,
+    max_tokens: int,
+) -> None:
+    await write_queue_card(vocab_size=tokenizer.vocab_size)
+    settings = load_settings(redis_url=redis_url, queue=queue_name, worker={"drain_timeout_s": 3_600})
+    gated = Gated(tokenizer)
+    worker = Worker(settings, crew(settings, gated, HashModel(), {"num_blocks": 8}))  # type: ignore[arg-type]
+    run = asyncio.create_task(worker.run())
+    job = await client.enqueue("Once", max_tokens=max_tokens, ignore_eos=True)
+    assert await asyncio.to_thread(gated.arrived.wait, LIVENESS_S)
+    worker.drain()
+    await ears.until("draining")
+    gated.gate.set()
+    assert await asyncio.wait_for(run, LIVENESS_S) == 0
+    assert (await job.status()).reason == ("finished" if max_tokens == 5 else "failed")
 
 
 async def test_a_drain_in_a_hurry_hands_over_and_the_peer_goes_on_with_the_next_token(

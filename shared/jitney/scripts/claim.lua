@@ -13,6 +13,8 @@ local taken, ids, gone, moved = {}, {}, {}, 0
 -- Bounds the script: entries that turn out to be nobody's cost time but no credit.
 local looks = 2 * credit + 256
 local miscounted = false
+-- Set by a suspect, a job whose claimers died without progress on it: it goes alone, and comes with nobody else.
+local closed = false
 local average = num(redis.call('HGET', P .. ':vt', 'avg'))
 if average <= 0 then average = DEFAULT_OUTPUT end
 
@@ -31,7 +33,12 @@ local function written_by(job)
   return job.was ~= '' and job.was or job.fp
 end
 
--- True: the caller of claim owns the job now. False: it is ended. `owed`: tokens to charge for it.
+local function is_full()
+  return closed or #taken >= credit
+end
+
+-- True: the caller of claim owns the job now. False: it is ended, or `closed`: it stays where it is, for another
+-- claim. `owed`: tokens to charge for it.
 local function take(job, owed)
   if is_late(job) then
     expire(job, keep(job))
@@ -49,6 +56,10 @@ local function take(job, owed)
     fail(job, 'job_lost', 'the body of the job is gone', keep(job))
     gone[#gone + 1] = job.id
     return false
+  end
+  if job.strikes > 0 then
+    closed = true
+    if #taken > 0 then return false end
   end
   local fence = nonce .. '.' .. (#taken + 1)
   job.tries = job.tries + 1
@@ -68,13 +79,14 @@ end
 local function take_held(band)
   local held = P .. ':held:' .. band .. ':' .. fp
   for _ = 1, ROUNDS do
-    if #taken >= credit then return end
+    if is_full() then return end
     local found = redis.call('ZRANGE', held, 0, math.min(SLICE, credit - #taken) - 1)
     if #found == 0 then return end
     for _, id in ipairs(found) do
-      redis.call('ZREM', held, id)
+      if is_full() then return end
       local job = load_job(id)
-      if job and job.state == 'returned' then take(job, 0) end
+      if job and job.state == 'returned' and not take(job, 0) and closed then return end
+      redis.call('ZREM', held, id)
     end
   end
 end
@@ -82,10 +94,11 @@ end
 local function take_expired(band)
   local leases = P .. ':leases:' .. band
   for _ = 1, ROUNDS do
-    if #taken >= credit then return end
+    if is_full() then return end
     local found = redis.call('ZRANGEBYSCORE', leases, '-inf', NOW, 'LIMIT', 0, math.min(SLICE, credit - #taken))
     if #found == 0 then return end
     for _, id in ipairs(found) do
+      if is_full() then return end
       local job = load_job(id)
       if not job or (job.state ~= 'running' and job.state ~= 'returned') then
         redis.call('ZREM', leases, id)
@@ -133,7 +146,7 @@ local function serve(band, tenant, score, limit)
   end
   local weight, served, tokens, spent = weight_of(tenant), {}, 0, 0
   for _, entry in ipairs(entries) do
-    if #taken >= credit or looks <= 0 or (limit and score + spent > limit) then break end
+    if is_full() or looks <= 0 or (limit and score + spent > limit) then break end
     looks = looks - 1
     local id, est = read_entry(entry[2])
     local job = id and load_job(id)
@@ -162,7 +175,7 @@ local function serve(band, tenant, score, limit)
 end
 
 local function take_new(band)
-  while #taken < credit and looks > 0 do
+  while not is_full() and looks > 0 do
     local least = redis.call('ZRANGE', P .. ':fair:' .. band, 0, 1, 'WITHSCORES')
     if not least[1] then return end
     looks = looks - 1

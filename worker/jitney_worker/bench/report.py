@@ -54,6 +54,10 @@ def _p50_p99(values: Sequence[float]) -> dict[str, float]:
     return {"p50": round(percentile(values, 0.5), 4), "p99": round(percentile(values, 0.99), 4)}
 
 
+def _readable(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1.0 else f"{seconds * 1_000:.1f} ms"
+
+
 def table(result: dict[str, Any]) -> Table:
     """The same for people."""
     page = Table(title=f"{result['name']}, mode {result['mode']}", show_header=False)
@@ -62,7 +66,7 @@ def table(result: dict[str, Any]) -> Table:
     page.add_row("wall", f"{result['wall_s']:.2f} s")
     page.add_row("tokens per second", f"{result['tokens_per_s']:.1f}")
     for key, label in (("ttft_s", "time to first token"), ("itl_s", "between tokens"), ("completion_s", "completion")):
-        times = "   ".join(f"{name} {value * 1_000:.1f} ms" for name, value in result[key].items())
+        times = "   ".join(f"{name} {_readable(value)}" for name, value in result[key].items())
         page.add_row(label, times)
     page.add_row("preemptions", str(result["num_preemptions"]))
     page.add_row("peak RSS of the worker", f"{result['peak_rss_mb']:.0f} MB")

@@ -1,4 +1,4 @@
-"""Everyone on board: from the intake of a delivery to the last event of its job. Lives on the event loop."""
+"""Everyone on board: from the admission of a job to its last event. Lives on the event loop."""
 
 from __future__ import annotations
 
@@ -8,25 +8,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 
 import redis.exceptions
 
-from jitney.errors import InvalidJob, JitneyError
-from jitney.joblog import PASSING_ERRORS, backoff_s
+from jitney.errors import JitneyError
 from jitney.keys import Fence, JobId
 from jitney.logs import logger
-from jitney.messages import JobSpec
 from jitney.queue import Append, Delivery, Ending, Held, Queue
-from jitney.tasks import end_tasks
 from jitney_worker.engine.protocol import Capacity, EngineSnapshot, SequenceDelta
 from jitney_worker.engine.sequence import SequenceId
+from jitney_worker.runtime.boarding import Boarding
 from jitney_worker.runtime.bridge import Abort, Add, Bridge, Fault, Halted, Refused, Report, StepReport
 from jitney_worker.runtime.heartbeat import Leases
 from jitney_worker.runtime.intake import Intake
 from jitney_worker.runtime.publisher import Publisher
 from jitney_worker.runtime.roster import Roster
-from jitney_worker.runtime.running import RunningJob, fence_of, refusal
+from jitney_worker.runtime.running import RunningJob, fence_of
 from jitney_worker.settings import WorkerSettings
 from jitney_worker.text.rules import StopRules
 
@@ -62,7 +59,14 @@ class Board:
         self._claim_ahead = settings.worker.claim_ahead
         self._snapshot_at = 0.0
         self._jobs: dict[Fence, RunningJob] = {}
-        self._intakes: set[asyncio.Task[None]] = set()
+        self._boarding = Boarding(
+            with_.intake,
+            with_.publisher,
+            is_held=self.holds,
+            admit=self._admit,
+            leave=self.forget,
+            settled=self._changed,
+        )
         self._reports: deque[Report] = deque()
         self._news = asyncio.Event()
         self._left = asyncio.Event()
@@ -74,7 +78,7 @@ class Board:
         self.fault = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._jobs) + len(self._intakes)
+        return len(self._jobs) + len(self._boarding)
 
     def holds(self, fence: Fence) -> bool:
         return self._with.leases.has(fence)
@@ -92,48 +96,11 @@ class Board:
         return self._max_num_seqs + self._claim_ahead - len(self)
 
     def take(self, delivery: Delivery) -> None:
-        """Begin the intake of a delivery. The claimer does not wait for tokenising."""
+        """A delivery that the claimer got."""
         # A second claim of a job is the proof that the first one is over, whether we have heard of that or not.
         self.lose(held.fence for held in self._with.leases.held() if held.id == delivery.id)
         self._with.leases.take(Held(delivery.id, delivery.fence, delivery.band))
-        task = asyncio.create_task(self._board(delivery), name=f"intake {delivery.id}")
-        self._intakes.add(task)
-        task.add_done_callback(partial(self._intake_done, delivery))
-
-    def _intake_done(self, delivery: Delivery, task: asyncio.Task[None]) -> None:
-        self._intakes.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("intake_broke", job=delivery.id, error=repr(error))
-            self.forget(delivery.fence)  # its lease runs out, and the attempt counts
-        self._changed()
-
-    async def _board(self, delivery: Delivery) -> None:
-        spec: JobSpec | None = None
-        try:
-            spec = JobSpec.decode(delivery.body)
-            job = await self._prepare(delivery, spec)
-        except JitneyError as error:
-            await self._refuse(delivery, spec, error)
-        except Exception as error:
-            self._log.exception("intake_failed", job=delivery.id)
-            await self._refuse(delivery, spec, JitneyError(f"the job could not be read in: {type(error).__name__}"))
-        else:
-            if job is not None:
-                await self._admit(job)
-
-    async def _prepare(self, delivery: Delivery, spec: JobSpec) -> RunningJob | None:
-        """The job; None when it is not ours any more. An outage of Redis is no reason to end it: it is waited out."""
-        failures = 0
-        while self.holds(delivery.fence):
-            try:
-                job = await self._with.intake.prepare(delivery, spec)
-            except PASSING_ERRORS as error:
-                self._log.warning("intake_delayed", job=delivery.id, error=type(error).__name__)
-                await asyncio.sleep(backoff_s(failures))
-                failures += 1
-            else:
-                return job if self.holds(delivery.fence) else None
-        return None
+        self._boarding.begin(delivery)
 
     async def _admit(self, job: RunningJob) -> None:
         job.submitted_at = time.monotonic()
@@ -145,12 +112,6 @@ class Board:
             request = choice.request
             self._with.stop_rules.register(request.id, job.spec.sampling.stop, request.params.stop_token_ids)
             self._with.bridge.send(Add(request))
-
-    async def _refuse(self, delivery: Delivery, spec: JobSpec | None, error: JitneyError) -> None:
-        self._log.info("job_refused", job=delivery.id, code=error.code)
-        undecodable = isinstance(error, InvalidJob) and error.code == "undecodable"
-        await self._with.publisher.write([], [refusal(delivery, spec, error.wire(), is_dead=undecodable)])
-        self.forget(delivery.fence)
 
     # --- on the way ---
 
@@ -300,7 +261,7 @@ class Board:
 
     async def release_all(self) -> None:
         """Hand back all there are, those that are still being read in too."""
-        await end_tasks(self._intakes)
+        await self._boarding.stop()
         await self._release(self._with.leases.held())
 
     def unseated(self) -> list[RunningJob]:

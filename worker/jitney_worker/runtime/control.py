@@ -34,7 +34,6 @@ class Control:
         self._on_cancel = on_cancel
         self._failures = 0
         self._log = logger(part="control", channel=channel)
-        self.subscribed = asyncio.Event()
 
     async def run(self) -> None:
         """For ever: one subscribed connection after the other."""
@@ -43,7 +42,6 @@ class Control:
                 await self._listen()
             except (redis.exceptions.RedisError, OSError) as error:
                 self._log.warning("control_lost", error=type(error).__name__)
-            self.subscribed.clear()
             await asyncio.sleep(backoff_s(self._failures))
             self._failures += 1
 
@@ -66,7 +64,6 @@ class Control:
     def _hear(self, message: dict[str, Any]) -> None:
         if message["type"] == "subscribe":
             self._failures = 0
-            self.subscribed.set()
         elif message["type"] == "message":
             fence = cancelled_fence(message["data"])
             if fence is not None:

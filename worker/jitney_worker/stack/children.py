@@ -10,9 +10,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from jitney.errors import ServerError
+from jitney.tasks import end_tasks
 from jitney.tether import tether
 
 NUM_LAST_LINES = 12
+LAST_WORDS_S = 1.0
 
 
 class Child:
@@ -71,7 +73,8 @@ class Child:
                 self._program.kill()
             await self._program.wait()
         if self._reader is not None:
-            await self._reader
+            await asyncio.wait([self._reader], timeout=LAST_WORDS_S)
+            await end_tasks([self._reader])  # a grandchild may keep the pipe open
 
     async def _read(self) -> None:
         assert self._program is not None

@@ -98,8 +98,10 @@ async def _up(given: dict[str, Any], *, offline: bool, num_workers: int, **where
             if num_workers == 0:
                 await _write_card(settings, stack.redis_url)
             print(f"ready redis={stack.redis_url} api={stack.api_url} queue={queue}", file=sys.stderr, flush=True)
-            print(greeting(stack.api_url, queue, stack.redis_url), flush=True)
-            await unless_stopped(stack.until_one_ends(), stopping)
+            is_found = stack_settings.redis_url is None and stack_settings.data_dir == default_data_dir()
+            print(greeting(stack.api_url, queue, None if is_found else stack.redis_url), flush=True)
+            await unless_stopped(stack.keep_up(), stopping)
+            print(f"Stopping: running jobs have up to {stack_settings.drain_timeout_s:.0f} s.", flush=True)
     finally:
         await stack.stop()
     return 0
@@ -127,8 +129,9 @@ def worker_flags(given: dict[str, Any]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def greeting(api_url: str, queue: str, redis_url: str) -> str:
-    """What a newcomer types next."""
+def greeting(api_url: str, queue: str, url: str | None) -> str:
+    """What a newcomer types next. url: None = clients find the server by themselves."""
+    where = f'queue="{queue}"' if url is None else f'"{url}", queue="{queue}"'
     return f"""
 jitney is up. Ctrl-C stops it.
 
@@ -138,7 +141,7 @@ jitney is up. Ctrl-C stops it.
 
   from jitney import Client
 
-  client = Client("{redis_url}", queue="{queue}")
+  client = Client({where})
   job = client.enqueue("Once upon a time", max_tokens=64, temperature=0.7)
   for event in job.stream():
       print(event.text, end="", flush=True)

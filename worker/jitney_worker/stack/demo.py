@@ -16,6 +16,7 @@ from jitney import AsyncClient
 from jitney.async_client import AsyncJob
 from jitney.connection import Redis, connect
 from jitney.errors import JobEnded
+from jitney.tasks import end_tasks
 from jitney.workers import list_workers
 from jitney_worker.model.resolve import resolve
 from jitney_worker.settings import load_settings
@@ -41,10 +42,12 @@ async def run_demo(model: str, *, seats: int, offline: bool) -> int:
             drain_timeout_s=10.0,
         )
         console.print(f"Starting Redis, the API and one worker with {seats} seats for {model} ...")
-        async with LocalStack(settings) as stack:
-            console.print(f"Up: {stack.api_url}   queue {queue}\n")
-            failed = await _ride(console, stack.redis_url, queue, seats)
-    console.print("Everything is shut down.")
+        try:
+            async with LocalStack(settings) as stack:
+                console.print(f"Up: {stack.api_url}   queue {queue}\n")
+                failed = await _ride(console, stack.redis_url, queue, seats)
+        finally:
+            console.print("Everything is shut down.")
     return 1 if failed else 0
 
 
@@ -61,8 +64,11 @@ async def _ride(console: Console, redis_url: str, queue: str, seats: int) -> int
             }
             page = BatchPage(seats, riders)
             follows = [asyncio.create_task(_follow(job, riders[job.id])) for job in jobs]
-            await _watch(console, redis, queue, page, follows)
-            errors = [error for error in await asyncio.gather(*follows) if error is not None]
+            try:
+                await _watch(console, redis, queue, page, follows)
+                errors = [error for error in await asyncio.gather(*follows) if error is not None]
+            finally:
+                await end_tasks(follows)
             _print_answers(console, page, time.monotonic() - started)
             for error in errors:
                 console.print(f"[red]{error}")

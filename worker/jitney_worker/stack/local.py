@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from jitney.tasks import end_tasks
 from jitney_worker.stack.children import Child
 
 READY_TIMEOUT_S = 300.0
+MAX_WORKER_RESTARTS = 5
 API_GRACE_S = 3.0
 STOP_MARGIN_S = 5.0
 """Of the drain time, what is kept for handing jobs back, the API and the server."""
@@ -66,15 +68,30 @@ class LocalStack:
             await self._start_server()
         await self._start_children()
 
-    async def until_one_ends(self) -> NoReturn:
-        """Wait for a child that ends by itself, which none should: raises ServerError that says which, and how."""
+    async def keep_up(self) -> NoReturn:
+        """A worker that ends by itself is started again: its jobs wait in Redis, and their readers too.
+
+        Raises ServerError that says which child ended, and how: the API, or a worker once too often.
+        """
+        for num_restarts in range(1, MAX_WORKER_RESTARTS + 2):
+            child, how = await self._one_ended()
+            if child is self._api or num_restarts > MAX_WORKER_RESTARTS:
+                raise ServerError(f"{child.name} {how}, so the whole stack stops; what it said is above")
+            print(f"{child.name} {how}; starting it again", file=sys.stderr, flush=True)
+            again = self._new_worker(child.name)
+            self._workers[self._workers.index(child)] = again
+            await again.start()
+            await again.until_ready(READY_TIMEOUT_S)
+        raise AssertionError("the last round of the loop raises")
+
+    async def _one_ended(self) -> tuple[Child, str]:
+        """Wait for a child that ends by itself: which, and how."""
         children = [child for child in (self._api, *self._workers) if child is not None]
         waits = {asyncio.create_task(child.wait()): child for child in children}
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             ended = done.pop()
-            how = f"{waits[ended].name} {ended.result()}"
-            raise ServerError(f"{how}, so the whole stack stops; what it said is above")
+            return waits[ended], ended.result()
         finally:
             await end_tasks(waits)
 
@@ -125,15 +142,29 @@ class LocalStack:
         self._url_file.touch(mode=0o600)
         self._url_file.write_text(self.redis_url + "\n")
 
+    @property
+    def _environment(self) -> dict[str, str]:
+        """Of the children. Three programs share one terminal here, so they are quiet."""
+        drain_s = str(max(0.0, self._settings.drain_timeout_s - STOP_MARGIN_S))
+        return {
+            "JITNEY_LOG_LEVEL": "warning",
+            **os.environ,
+            **self._settings.environment,
+            "JITNEY_REDIS_URL": self.redis_url,
+            "JITNEY_WORKER__DRAIN_TIMEOUT_S": drain_s,
+            "JITNEY_API__DRAIN_TIMEOUT_S": drain_s,
+        }
+
+    def _new_worker(self, name: str) -> Child:
+        settings = self._settings
+        cores = settings.num_threads or max(1, (os.cpu_count() or 1) // max(1, settings.num_workers))
+        return Child(name, ["worker", *settings.worker_flags, "--num-threads", str(cores)], self._environment)
+
     async def _start_children(self) -> None:
         settings = self._settings
-        quiet = {"JITNEY_LOG_LEVEL": "warning"}  # three programs share one terminal here
-        environment = {**quiet, **os.environ, **settings.environment, "JITNEY_REDIS_URL": self.redis_url}
-        environment["JITNEY_WORKER__DRAIN_TIMEOUT_S"] = str(max(0.0, settings.drain_timeout_s - STOP_MARGIN_S))
-        self._api = Child("api", ["api", "--host", settings.host, "--port", str(settings.port)], environment)
-        cores = settings.num_threads or max(1, (os.cpu_count() or 1) // max(1, settings.num_workers))
-        flags = ["worker", *settings.worker_flags, "--num-threads", str(cores)]
-        self._workers = [Child(f"worker {n + 1}", flags, environment) for n in range(settings.num_workers)]
+        flags = ["--host", settings.host, "--port", str(settings.port)]
+        self._api = Child("api", ["api", *flags], self._environment)
+        self._workers = [self._new_worker(f"worker {number + 1}") for number in range(settings.num_workers)]
         children = [self._api, *self._workers]
         for child in children:
             await child.start()
