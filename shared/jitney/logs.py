@@ -6,18 +6,23 @@ jitney hears of warnings, and its own structlog configuration is not touched.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import structlog
 
 from jitney.errors import SettingsError
 
+Listener = Callable[[MutableMapping[str, Any]], None]
+"""Hears every event with its fields, whatever its level, on the thread that logs it."""
+
 _LEVELS = logging.getLevelNamesMapping()
 _threshold = logging.WARNING
+_listeners: list[Listener] = []
 
 
 def configure(level: str = "info") -> None:
@@ -27,6 +32,16 @@ def configure(level: str = "info") -> None:
     if name.upper() not in _LEVELS:
         raise SettingsError(f"JITNEY_LOG_LEVEL={name!r} is not one of debug, info, warning, error")
     _threshold = _LEVELS[name.upper()]
+
+
+@contextlib.contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Let `listener` hear what is logged meanwhile."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
 
 
 def logger(**fields: Any) -> Any:
@@ -41,7 +56,7 @@ def logger(**fields: Any) -> Any:
             structlog.processors.format_exc_info,
             _render,
         ],
-        wrapper_class=structlog.BoundLogger,
+        wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
         context_class=dict,
         cache_logger_on_first_use=True,
         **fields,
@@ -58,6 +73,8 @@ class _StandardError:
 
 
 def _heard(_: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for listener in list(_listeners):
+        listener(event)
     if _LEVELS["ERROR" if method == "exception" else method.upper()] < _threshold:
         raise structlog.DropEvent
     return event

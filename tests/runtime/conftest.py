@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from tests.engine.scripted_model import HashModel
 from tests.runtime.harness import LIVENESS_S, MAX_MODEL_LEN, Ears, StartWorker, crew
 
 from jitney import AsyncClient
+from jitney.logs import listening
 from jitney_worker.engine.protocol import ModelRunner
 from jitney_worker.model.tiny import make_tiny
 from jitney_worker.runtime.worker import Worker
@@ -66,9 +66,8 @@ async def start_worker(
 @pytest.fixture
 async def ears() -> AsyncIterator[Ears]:
     hearing = Ears()
-    structlog.configure(processors=[hearing])
-    yield hearing
-    structlog.reset_defaults()
+    with listening(hearing):
+        yield hearing
 
 
 @pytest.fixture
