@@ -45,6 +45,17 @@ async def test_the_engine_runs_no_more_steps_ahead_than_allowed_and_goes_on_when
     assert taken == [0, 1, 2, 3, 4]
 
 
+def test_a_write_that_no_step_was_part_of_lets_the_engine_no_further() -> None:
+    bridge = Bridge(1)
+    bridge.await_room()
+    bridge.published(0)
+    thread = threading.Thread(target=bridge.await_room)
+    thread.start()
+    bridge.published(1)
+    thread.join(LIVENESS_S)
+    assert not thread.is_alive()
+
+
 def test_commands_are_taken_all_at_once_in_the_order_in_which_they_were_sent() -> None:
     bridge = Bridge(1)
     sent = [Abort(SequenceId(str(number))) for number in range(100)]

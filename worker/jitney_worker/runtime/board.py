@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -11,10 +12,11 @@ from dataclasses import dataclass
 
 import redis.exceptions
 
-from jitney.errors import JitneyError
+from jitney.errors import JitneyError, StreamLost
 from jitney.keys import Fence, JobId
 from jitney.logs import logger
 from jitney.queue import Append, Delivery, Ending, Held, Queue
+from jitney.retrying import backoff_s
 from jitney_worker.engine.protocol import Capacity, EngineSnapshot, SequenceDelta
 from jitney_worker.engine.sequence import SequenceId
 from jitney_worker.runtime.boarding import Boarding
@@ -27,7 +29,15 @@ from jitney_worker.runtime.running import RunningJob, fence_of
 from jitney_worker.settings import WorkerSettings
 from jitney_worker.text.rules import StopRules
 
-RETRY_DELAY_S = 0.5
+LOOK_AGAIN_S = 0.05
+TORN = "the end of the log was lost; the tokens that stood there are computed again"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """A claimed job's time is over."""
+
+    fence: Fence
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +77,8 @@ class Board:
             leave=self.forget,
             settled=self._changed,
         )
-        self._reports: deque[Report] = deque()
+        self._reports: deque[Report | DeadlinePassed] = deque()
+        self._rng = random.Random()
         self._news = asyncio.Event()
         self._left = asyncio.Event()
         self._log = logger(part="board", queue=with_.queue.name)
@@ -91,6 +102,8 @@ class Board:
             return 0  # whatever came would only wait here until its lease is over, and lose an attempt by it
         if self._settings.engine.policy == "static":
             return self._max_num_seqs if len(self) == 0 else 0
+        if any(job.is_suspect for job in self._jobs.values()):
+            return 0  # it may end this worker: nobody should be on board then who has not said anything yet
         if self._capacity.num_waiting and self._capacity.free_seats > 0:
             return 0  # seats are free but blocks are not: one more would only wait here instead of there
         return self._max_num_seqs + self._claim_ahead - len(self)
@@ -101,6 +114,8 @@ class Board:
         self.lose(held.fence for held in self._with.leases.held() if held.id == delivery.id)
         self._with.leases.take(Held(delivery.id, delivery.fence, delivery.band))
         self._boarding.begin(delivery)
+        if delivery.time_left_ms is not None:
+            self._expire_in(delivery.time_left_ms / 1_000, delivery.fence)
 
     async def _admit(self, job: RunningJob) -> None:
         job.submitted_at = time.monotonic()
@@ -108,10 +123,37 @@ class Board:
         if job.is_over:  # all was said in an earlier attempt; only the terminal event is missing
             await self._write([job])
             return
+        job.is_held_back = job.is_suspect
+        if job.is_held_back:
+            self._seat_suspects()
+        else:
+            self._seat(job)
+
+    def _seat(self, job: RunningJob) -> None:
         for choice in job.choices:
             request = choice.request
             self._with.stop_rules.register(request.id, job.spec.sampling.stop, request.params.stop_token_ids)
             self._with.bridge.send(Add(request))
+
+    def _seat_suspects(self) -> None:
+        """Let the first suspect in as soon as all others have progressed: its end could not cost them an attempt."""
+        if any(not job.has_progressed and not job.is_held_back for job in self._jobs.values()):
+            return
+        for job in self._jobs.values():
+            if job.is_held_back:
+                job.is_held_back = False
+                self._seat(job)
+                return
+
+    def _expire_in(self, seconds: float, fence: Fence) -> None:
+        asyncio.get_running_loop().call_later(max(0.0, seconds), self._pass_deadline, fence)
+
+    def _pass_deadline(self, fence: Fence) -> None:
+        if fence in self._jobs:
+            self._reports.append(DeadlinePassed(fence))
+            self._news.set()
+        elif self.holds(fence):  # still being read in
+            self._expire_in(LOOK_AGAIN_S, fence)
 
     # --- on the way ---
 
@@ -130,9 +172,10 @@ class Board:
             for report in reports:
                 await self._absorb(report, gained)
             await self._write(gained.values())
-            self._with.bridge.published(sum(not isinstance(report, Refused) for report in reports))
+            self._seat_suspects()
+            self._with.bridge.published(sum(isinstance(report, StepReport | Fault | Halted) for report in reports))
 
-    async def _absorb(self, report: Report, gained: dict[Fence, RunningJob]) -> None:
+    async def _absorb(self, report: Report | DeadlinePassed, gained: dict[Fence, RunningJob]) -> None:
         match report:
             case StepReport(deltas, capacity, snapshot):
                 if deltas:
@@ -146,8 +189,12 @@ class Board:
                 self.num_faults += 1
                 self.fault.set()
                 self._log.error("step_failed", error=repr(error), num_jobs=len(self._jobs))
-                await self.retry_all()
+                await self.retry_all(error)
                 gained.clear()
+            case DeadlinePassed(fence):
+                if (job := self._jobs.get(fence)) is not None and not job.is_over:
+                    job.expire()
+                    gained[fence] = job
             case Halted(error):
                 raise error
 
@@ -199,7 +246,7 @@ class Board:
                 appends.append(written)
         unwritten = await self._with.publisher.write(appends, endings)
         self.lose(unwritten.lost)
-        await self._retry([self._jobs[fence] for fence in unwritten.torn if fence in self._jobs])
+        await self._retry([self._jobs[fence] for fence in unwritten.torn if fence in self._jobs], StreamLost(TORN))
         for ending in endings:
             self.forget(ending.fence)
 
@@ -233,13 +280,16 @@ class Board:
         self._changed()
         return job_id
 
-    async def retry_all(self) -> None:
+    async def retry_all(self, error: Exception) -> None:
         """After a fault of ours."""
-        await self._retry(self._jobs.values())
+        await self._retry(self._jobs.values(), error)
 
-    async def _retry(self, jobs: Iterable[RunningJob]) -> None:
+    async def _retry(self, jobs: Iterable[RunningJob], error: Exception) -> None:
         """Back into the queue, with a pause, for us or for a peer. The attempt counts."""
         jobs = list(jobs)
+        last = (
+            error if isinstance(error, JitneyError) else JitneyError(f"a step failed: {type(error).__name__}: {error}")
+        )
         for job in jobs:
             self.forget(job.fence)
         with contextlib.suppress(redis.exceptions.RedisError, OSError):  # the leases of the others run out instead
@@ -247,10 +297,11 @@ class Board:
                 await self._with.queue.retry(
                     job.id,
                     job.fence,
-                    delay_s=RETRY_DELAY_S,
+                    delay_s=backoff_s(job.spec.retry, job.delivery.tries, self._rng),
                     keep_s=job.keep_s,
                     max_strikes=self._settings.worker.max_attempts,
                     max_tries=self._settings.worker.max_tries,
+                    error=last.wire(),
                 )
 
     async def _release(self, helds: Iterable[Held]) -> None:

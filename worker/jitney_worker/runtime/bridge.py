@@ -99,7 +99,8 @@ class Bridge:
 
     def published(self, num_steps: int) -> None:
         """The loop has written that many reports out: the engine may go on by as many."""
-        self._room.release(num_steps)
+        if num_steps:  # a semaphore refuses to be released by none
+            self._room.release(num_steps)
 
     def stop(self) -> None:
         """The engine thread ends at the next boundary."""

@@ -105,6 +105,11 @@ class Choice:
         self._forget_pending()
         return event
 
+    def flush(self) -> None:
+        """Nothing more will come: what was held back is text now."""
+        if self.finish_reason is None and not self.speller.stopped:
+            self.pending_text += self.speller.flush()
+
     def drop_pending(self) -> None:
         """What is pending will not be said, so it does not count either."""
         self.num_tokens = self.num_logged
@@ -116,7 +121,10 @@ class Choice:
 
 @dataclass(slots=True)
 class RunningJob:
-    """A claimed job and its choices. next_seq: the seq that its next event will carry."""
+    """A claimed job and its choices. next_seq: the seq that its next event will carry.
+
+    is_held_back: not in the engine yet, because a suspect waits until everybody else has said something.
+    """
 
     delivery: Delivery
     spec: JobSpec
@@ -128,6 +136,8 @@ class RunningJob:
     is_started: bool = False
     is_seated: bool = False
     submitted_at: float = 0.0
+    is_held_back: bool = False
+    is_expired: bool = False
     error: dict[str, Any] | None = None
 
     @property
@@ -166,9 +176,29 @@ class RunningJob:
         for choice in self.choices:
             choice.drop_pending()
 
+    def expire(self) -> None:
+        """The job's deadline has passed: it ends after what it has said so far, held-back text included."""
+        self.is_expired = True
+        for choice in self.choices:
+            choice.flush()
+
+    @property
+    def has_progressed(self) -> bool:
+        """True if this claim has added to the log: whoever claims next will not hold it for a suspect."""
+        return self.next_seq > self.delivery.seq + 1
+
+    @property
+    def is_suspect(self) -> bool:
+        """True while it is not known whether it was this job that ended its last claimer."""
+        return self.delivery.strikes > 0 and not self.has_progressed
+
     @property
     def is_over(self) -> bool:
-        return self.error is not None or all(choice.finish_reason is not None for choice in self.choices)
+        return (
+            self.is_expired
+            or self.error is not None
+            or all(choice.finish_reason is not None for choice in self.choices)
+        )
 
     def write(self) -> Append | Ending | None:
         """What the log gains now: nothing, some events, or the last ones with the terminal event."""
@@ -229,6 +259,8 @@ class RunningJob:
 
     def _terminal(self) -> Event:
         usage = usage_of(len(self.prompt_ids), self.num_tokens, self.cached_tokens)
+        if self.is_expired:
+            return Event("expired", self.next_seq, usage=usage)
         if self.error is not None:
             return Event("failed", self.next_seq, error=self.error, usage=usage)
         return Event(

@@ -207,7 +207,7 @@ class Worker:
         with contextlib.suppress(redis.exceptions.RedisError, OSError, TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
                 if is_broken:  # perhaps by one of them: for none this was a clean hand-over
-                    await board.retry_all()
+                    await board.retry_all(RuntimeError("a part of the worker broke"))
                 await board.release_all()
 
     async def _sign_off(self, redis_client: Redis) -> None:
