@@ -7,7 +7,7 @@ import asyncio
 from tests.engine.scripted_model import HashModel
 from tests.runtime.harness import LIVENESS_S, StartWorker, Turnstile, expected
 
-from jitney import AsyncClient
+from jitney import AsyncClient, AsyncJob
 from jitney.connection import Redis
 from jitney.keys import Keys
 from jitney.queue import Queue
@@ -50,18 +50,27 @@ async def test_a_suspect_comes_in_when_all_others_have_progressed_and_nobody_aft
     queue, turnstile = Queue(redis, queue_name), Turnstile(HashModel())
     suspect = await client.enqueue([9], max_tokens=6, ignore_eos=True)
     await queue.claim("dead", "d1", credit=1, fingerprint="hash.1", lease_s=60)
-    async with start_worker(turnstile, engine={"max_num_seqs": 3}):
+    async with start_worker(turnstile, engine={"max_num_seqs": 4}):
         first = await client.enqueue([1], max_tokens=20, ignore_eos=True)
         assert await turnstile.until_step() == [first.id]
+        second = await client.enqueue([2], max_tokens=20, ignore_eos=True)
+        await _until_owned(second, "w1")
         await redis.zadd(Keys(queue_name).leases("interactive"), {suspect.id: 1})
         await redis.rpush(Keys(queue_name).bell, "1")
-        async with asyncio.timeout(LIVENESS_S):
-            while (await suspect.status()).owner == "dead":
-                pass
-        later = await client.enqueue([2], max_tokens=4, ignore_eos=True)
+        await _until_owned(suspect, "w1")
         assert (await suspect.status()).strikes == 1
+        later = await client.enqueue([3], max_tokens=4, ignore_eos=True)
+        turnstile.pass_one()
+        assert set(await turnstile.until_step()) == {first.id, second.id}, "the second has not said anything yet"
         turnstile.open()
-        results = await asyncio.gather(*(job.result(LIVENESS_S) for job in (first, suspect, later)))
-    assert [result.token_ids for result in results] == [expected([1], 20), expected([9], 6), expected([2], 4)]
-    joined = [next(n for n, step in enumerate(turnstile.steps) if job.id in step) for job in (first, suspect, later)]
+        results = await asyncio.gather(*(job.result(LIVENESS_S) for job in (first, second, suspect, later)))
+    answers = [expected([1], 20), expected([2], 20), expected([9], 6), expected([3], 4)]
+    assert [result.token_ids for result in results] == answers
+    joined = [next(n for n, step in enumerate(turnstile.steps) if job.id in step) for job in (second, suspect, later)]
     assert joined[0] < joined[1] < joined[2]
+
+
+async def _until_owned(job: AsyncJob, worker: str) -> None:
+    async with asyncio.timeout(LIVENESS_S):
+        while (await job.status()).owner != worker:
+            pass
