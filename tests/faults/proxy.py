@@ -64,7 +64,8 @@ class Proxy:
         for link in self._ever:  # those too that wait for a reader who takes nothing
             link.abort()
         await asyncio.gather(*(task for link in self._ever for task in link.tasks), return_exceptions=True)
-        await asyncio.sleep(0)
+        for _ in range(8):  # a transport that was aborted closes its socket some rounds of the loop later
+            await asyncio.sleep(0)
 
     # --- faults ---
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from tests.faults.answers import Asking
 from tests.faults.arena import Arena
+from tests.faults.checker import Violation
 from tests.faults.conftest import MakeArena, Report, ServerMaker
+from tests.faults.proxy import Proxy
 from tests.faults.readers import PythonClient
 
 from jitney.embedded import EmbeddedServer
@@ -84,29 +86,47 @@ async def test_f7_with_everysec_only_the_youngest_are_lost_and_their_readers_tol
         assert summary.num_finished + summary.num_lost == 70
 
 
-async def test_f7_after_a_power_cut_the_past_is_another_one_and_nobody_hears_anything_twice(
+@pytest.mark.xfail(
+    strict=True,
+    raises=Violation,
+    reason="missing: a log that was rolled back and has grown beyond a reader's cursor again is taken for the same log, "
+    "so tokens are told twice or never; only a log that is still shorter is noticed",
+)
+async def test_f7_after_a_power_cut_nobody_hears_anything_twice(
     make_arena: MakeArena, make_server: ServerMaker, seed: int, report: Report
 ) -> None:
-    """The disk holds less than was acknowledged: the server comes back with an older state of the same data set."""
+    """The disk holds less than was acknowledged: the server comes back with an older state of the same data set.
+
+    Readers hear nothing until their jobs have been said again to the end: that is the moment at which it matters.
+    """
     server = make_server(appendfsync="everysec")
-    async with make_arena(server) as field:
-        await field.start_api()
+    async with make_arena(server) as field, Proxy(server.port) as proxy:
         await field.start_workers("w1", "w2", "w3")
-        await field.load(seed, asking=Asking(seed, (40, 120)))
+        client = field.client(proxy)
+        old = await field.load(seed, client=client, asking=Asking(seed, (60, 120)))
         await field.streaming()
         on_disk = server.data_dir / "appendonlydir"
         await asyncio.to_thread(shutil.copytree, on_disk, server.data_dir / "synced")
-        younger = await field.load(seed + 1_000, num_streams=10, num_bulk=0)
-        await field.more_events(150)
+        younger = await field.load(seed + 1_000, num_streams=10, num_bulk=0, client=client)
+        await field.more_events(300)
+        proxy.hang()
         await crash(field, server)
         shutil.rmtree(on_disk)
         (server.data_dir / "synced").rename(on_disk)
         await asyncio.to_thread(server.start)
+        await field.until(lambda: field.are_done(old), "everything said again")
+        proxy.reset()
+        proxy.heal()
         summary = report(await field.finished(f"F7 power cut #{seed}", may_lose=True)).summary
         assert set(younger) <= summary.lost
         assert summary.num_finished + summary.num_lost == 80
 
 
+@pytest.mark.xfail(
+    strict=True,
+    raises=TimeoutError,
+    reason="missing: nobody writes the queue's card again (jitney:queues), so every new job is an unknown queue's",
+)
 @pytest.mark.parametrize("way", ["flushall", "new directory"])
 async def test_f8_a_server_that_forgot_everything(
     make_arena: MakeArena, make_server: ServerMaker, seed: int, way: str, report: Report
@@ -129,7 +149,7 @@ async def test_f8_a_server_that_forgot_everything(
         assert summary.num_lost > 10
         assert summary.num_finished + summary.num_lost == 70
         again = Asking(seed + 1_000).some(6)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(8):
             for number, asked in enumerate(again):
                 await field.follow(field.http() if number % 2 else PythonClient(field.client(), field.ledger), asked)
         assert (await field.finished("after", may_lose=True)).summary.num_finished == summary.num_finished + 6

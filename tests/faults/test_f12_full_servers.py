@@ -172,13 +172,11 @@ async def test_f16_the_clock_of_a_worker_jumps(
     offset, environment = fake_clock(tmp_path)
     await field.start_worker("w1", environment=environment)
     await field.start_workers("w2", "w3")
-    await field.load(seed)
-    await field.streaming()
-    held = await field.owned_by("w1")
+    await field.load(seed, asking=Asking(seed, (60, 120)))
+    held = await field.until(lambda: field.owned_by("w1"), "a job for w1")
     offset.write_text(f"{jump}\n")
     field.ledger.fault(f"the clock of w1 is off by {jump}")
     figures = report(await field.finished(f"F16 worker {jump} #{seed}", held=len(held)))
-    assert held
     assert figures.summary.num_finished == 70
     assert await field.num_takeovers() == 0
     written = [view.written_at for view in await field.views() if view.id == "w1"]

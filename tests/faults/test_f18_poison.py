@@ -8,7 +8,6 @@ import orjson
 import pytest
 from tests.faults.answers import Alone, Answer, Asked, Asking
 from tests.faults.arena import Arena
-from tests.faults.checker import Violation
 from tests.faults.conftest import Report
 from tests.faults.hash_model import CRASH, HANG, NAN
 from tests.faults.readers import PythonClient
@@ -34,12 +33,6 @@ async def poisoned(field: Arena, seed: int, token_id: int) -> Asked:
     return asked
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=Violation,
-    reason="missing: suspects run alone (WIRE, Ownership). Neighbours that were claimed with the poison, and had said "
-    "nothing yet, collect its strikes and are buried with it",
-)
 @pytest.mark.parametrize(("kind", "token_id"), [("crash", CRASH), ("hang", HANG)])
 async def test_f18_a_job_that_kills_its_worker_is_buried_and_its_neighbours_finish(
     field: Arena, seed: int, kind: str, token_id: int, report: Report
@@ -138,13 +131,9 @@ async def test_f22_another_build_leaves_a_begun_job_to_its_own(field: Arena, see
         await field.follow(PythonClient(field.client(), field.ledger), asked)
         field.answers[asked.name] = other.answer(asked)
     fresh_ids = set(field.jobs) - set(begun)
-    await field.until(lambda: are_done(field, fresh_ids), "the fresh jobs")
+    await field.until(lambda: field.are_done(fresh_ids), "the fresh jobs")
     assert {(await field.status(job_id)).state for job_id in said} <= {"returned", "done"}
     await field.start_worker("w3", fingerprint="build.1")
     assert report(await field.finished(f"F22 builds #{seed}")).summary.num_finished == 26
     assert await field.num_takeovers() > 5
     await field.rests()
-
-
-async def are_done(field: Arena, jobs: set[str]) -> bool:
-    return all([(await field.status(job_id)).state == "done" for job_id in jobs])

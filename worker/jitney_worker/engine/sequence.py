@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NewType
 
 SequenceId = NewType("SequenceId", str)
-"""`<job id>/<choice>`: a job with n = 4 has four."""
+"""One choice of one claim of a job, named by whoever adds it: a job with n = 4 has four."""
 
 FinishReason = Literal["stop", "length"]
 OrderKey = tuple[int, float, int, int]
