@@ -48,6 +48,28 @@ async def health(request: Request) -> Response:
     return JSONResponse({"status": "ok", "queues": queues})
 
 
+@router.get("/v1/queue", tags=["queue"], responses={404: {"description": "no such queue or model"}})
+async def queue(request: Request, model: str | None = None) -> dict[str, Any]:
+    """What waits, who works, and in how many seconds it is worked off. `model`: a queue, an alias or a model.
+
+    For autoscalers: scale on `drain_seconds`; `num_waiting_jobs` > 0 with no workers means scale from zero.
+    """
+    service = service_of(request)
+    name, card = await service.client.card(model)
+    async with answering():
+        backlog = await service.client.queue(name).backlog()
+        workers = await list_workers(service.client.redis, name)
+    return {
+        "queue": name,
+        "model": card.model,
+        "num_waiting_jobs": backlog.num_jobs,
+        "num_waiting_tokens": backlog.num_tokens,
+        "num_workers": len(workers),
+        "tokens_per_second": backlog.tokens_per_s,
+        "drain_seconds": round(backlog.drain_s, 3),
+    }
+
+
 async def _queue(service: Service, name: str, model: str) -> dict[str, Any]:
     num_jobs, num_tokens = await service.client.queue(name).counts()
     workers = await list_workers(service.client.redis, name)

@@ -46,3 +46,23 @@ async def test_readiness_needs_a_queue_but_no_worker(tmp_path: Path, start_api, 
         await client.aclose()
         assert (await api.get("/readyz")).status == 200
         assert (await (await api.get("/health")).json())["queues"][queue_name]["workers"] == []
+
+
+async def test_the_queue_tells_an_autoscaler_what_waits_and_who_works(api, redis):
+    before = await (await api.get(f"/v1/queue?model={api.model}")).json()
+    for _ in range(3):
+        await api.create_job()
+    answer = await api.get(f"/v1/queue?model={api.model}")
+    now = await answer.json()
+    assert answer.status == 200
+    assert (before["num_waiting_jobs"], before["drain_seconds"], before["num_workers"]) == (0, 0.0, 0)
+    assert (now["queue"], now["model"], now["num_waiting_jobs"]) == (api.model, f"model-of-{api.model}", 3)
+    assert now["num_waiting_tokens"] >= 3
+    assert now["drain_seconds"] > 0
+    assert now["tokens_per_second"] is None  # nothing has ended yet
+
+
+async def test_the_queue_of_an_unknown_model_is_a_404(api):
+    answer = await api.get("/v1/queue?model=nobody")
+    assert answer.status == 404
+    assert (await answer.json())["error"]["code"] == "model_not_found"

@@ -17,7 +17,7 @@ from tests.runtime.harness import LIVENESS_S, Ears, Gated, StartWorker, Turnstil
 from jitney import AsyncClient, scripts
 from jitney.connection import Redis
 from jitney.embedded import EmbeddedServer
-from jitney.keys import Keys
+from jitney.keys import QUEUES, Keys
 from jitney.messages import Event
 from jitney.queue import Append, Queue
 from jitney_worker.runtime.worker import Worker
@@ -197,3 +197,18 @@ async def test_a_log_that_is_gone_ends_its_job_at_once_and_no_other(
             while (await torn.status()).state != "done":
                 pass
         assert (await torn.status()).reason == "failed"
+
+
+async def test_a_worker_serves_on_when_redis_comes_back_empty(
+    start_worker: StartWorker, client: AsyncClient, redis: Redis
+) -> None:
+    """B39: its queue is known again, and what is enqueued then runs."""
+    async with start_worker(lease={"duration_s": 0.6}, worker={"snapshot_every_s": 0.01}):
+        first = await client.enqueue([1], max_tokens=3, ignore_eos=True)
+        assert (await first.result(LIVENESS_S)).token_ids == expected([1], 3)
+        await redis.flushall()
+        async with asyncio.timeout(LIVENESS_S):
+            while await redis.hlen(QUEUES) == 0:
+                pass
+        again = await client.enqueue([2], max_tokens=4, ignore_eos=True)
+        assert (await again.result(LIVENESS_S)).token_ids == expected([2], 4)

@@ -64,19 +64,6 @@ def build_crew(settings: WorkerSettings) -> Crew:
     )
 
 
-def card_of(crew: Crew) -> QueueCard:
-    """What clients and the API must know of the queue before they write to it."""
-    return QueueCard(
-        model=crew.model,
-        max_model_len=crew.limits.max_model_len,
-        vocab_size=crew.limits.vocab_size,
-        bytes_per_token=crew.tokenizer.bytes_per_token,
-        fingerprint=crew.fingerprint,
-        tokenizer_digest=crew.tokenizer.digest,
-        created=int(unix_now()),
-    )
-
-
 def card_without_weights(settings: WorkerSettings) -> QueueCard:
     """The same card, for a queue that has no worker yet: everything but the fingerprint of a loaded model."""
     directory = resolve(settings.model, offline=settings.offline)
@@ -98,7 +85,7 @@ async def register(redis: Redis, crew: Crew) -> Crew:
     The context is a property of the queue: a longer one here is not used. Raises SettingsError for a
     shorter one, because jobs that were accepted would be refused.
     """
-    card = await write_card(redis, crew.queue, card_of(crew))
+    card = await write_card(redis, crew.queue, crew.card())
     if card.max_model_len > crew.limits.max_model_len:
         raise SettingsError(
             f"queue {crew.queue} accepts jobs of {card.max_model_len} tokens, but this worker's context is "

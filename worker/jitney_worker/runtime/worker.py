@@ -12,12 +12,13 @@ from typing import Any
 
 import redis.exceptions
 
+from jitney.cards import QueueCard, write_card
 from jitney.connection import Redis, connect, connect_once
 from jitney.keys import Fence, Keys
 from jitney.logs import logger
 from jitney.queue import Queue
 from jitney.tasks import end_tasks
-from jitney.workers import list_workers, remove_worker, write_worker
+from jitney.workers import list_workers, remove_worker, unix_now, write_worker
 from jitney_worker.engine.protocol import Engine
 from jitney_worker.runtime.board import Board, Neighbours
 from jitney_worker.runtime.bridge import Bridge
@@ -57,6 +58,18 @@ class Crew:
     features: dict[str, Any]
     worker_id: str
 
+    def card(self) -> QueueCard:
+        """What clients and the API must know of the queue before they write to it."""
+        return QueueCard(
+            model=self.model,
+            max_model_len=self.limits.max_model_len,
+            vocab_size=self.limits.vocab_size,
+            bytes_per_token=self.tokenizer.bytes_per_token,
+            fingerprint=self.fingerprint,
+            tokenizer_digest=self.tokenizer.digest,
+            created=int(unix_now()),
+        )
+
 
 class Worker:
     """One worker of one queue. `run` serves until `drain`; its result is the exit code."""
@@ -64,6 +77,7 @@ class Worker:
     def __init__(self, settings: WorkerSettings, crew: Crew) -> None:
         self._settings = settings
         self._crew = crew
+        self._epoch: str | None = None
         self._log = logger(part="worker", worker=crew.worker_id, queue=crew.queue)
         self._draining = asyncio.Event()
         self._hurrying = asyncio.Event()
@@ -233,13 +247,22 @@ class Worker:
                 self._log.warning("janitor_failed", error=type(error).__name__)
             await asyncio.sleep(self._settings.lease.duration_s)
 
+    async def _mind_epoch(self, queue: Queue) -> None:
+        """Redis came back empty: the leases are gone, which renewing tells; the card must be written again."""
+        epoch = await queue.epoch()
+        if self._epoch not in (None, epoch):
+            self._log.error("data_set_replaced")
+            await write_card(queue.redis, queue.name, self._crew.card())
+        self._epoch = epoch
+
     async def _show(self, board: Board, redis_client: Redis) -> None:
         """For ever: write the worker's view, when there is a new one and at least every third of a lease."""
-        ttl_s = self._settings.lease.duration_s
+        ttl_s, queue = self._settings.lease.duration_s, Queue(redis_client, self._crew.queue)
         while True:
             state = "draining" if self._draining.is_set() else "stuck" if self._is_stuck() else "ready"
             board.snapshot_came.clear()
             try:
+                await self._mind_epoch(queue)
                 await write_worker(redis_client, self._roster.view(board.snapshot, state), ttl_s)
                 await self._give_back_unseated(board, redis_client)
             except (redis.exceptions.RedisError, OSError) as error:
