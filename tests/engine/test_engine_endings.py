@@ -62,9 +62,7 @@ def test_a_prompt_that_leaves_no_room_for_a_token_is_refused_with_both_numbers(n
     engine = LocalEngine(settings(max_model_len=256), HashModel())
     with pytest.raises(PromptTooLong) as refused:
         engine.check_fits(request("s", num_tokens, 1))
-    assert str(refused.value) == (
-        f"the prompt is {num_tokens} tokens, but at most 255 fit: shorten it"
-    )
+    assert str(refused.value) == (f"the prompt is {num_tokens} tokens, but at most 255 fit: shorten it")
     assert refused.value.code == "context_length_exceeded"
 
 

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.api.api_wire import ask
 from tests.faults.answers import Alone, Answer, Asked, Asking
 from tests.faults.checker import Ending, Summary, always_finished, check
 from tests.faults.children import Child
 from tests.faults.hash_model import MAX_MODEL_LEN
 from tests.faults.ledger import Ledger
 from tests.faults.proxy import Proxy
-from tests.faults.readers import HttpClient, PythonClient
+from tests.faults.readers import HttpClient, PythonClient, ask
 from tests.faults.sight import Sight
 
 from jitney import AsyncClient
@@ -157,7 +156,14 @@ class Arena(Sight):
 
     async def write_card(self) -> None:
         """The queue is known before any worker is there."""
-        card = QueueCard(model="hash", max_model_len=MAX_MODEL_LEN, vocab_size=self.alone.tokenizer.vocab_size)
+        tokenizer = self.alone.tokenizer
+        card = QueueCard(
+            model="hash",
+            max_model_len=MAX_MODEL_LEN,
+            vocab_size=tokenizer.vocab_size,
+            bytes_per_token=tokenizer.bytes_per_token,
+            tokenizer_digest=tokenizer.digest,
+        )
         await write_card(self.redis, self.queue_name, card)
 
     def client(self, proxy: Proxy | None = None) -> AsyncClient:

@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.faults.hash_model import CRASH, HANG, MAX_MODEL_LEN, SeededHashModel
 from tests.faults.points import Point, Points, mutate_scripts, say
 
-from jitney.cards import QueueCard, write_card
+from jitney.cards import write_card
 from jitney.connection import connect
 from jitney.logs import configure
 from jitney.messages import Event
@@ -139,8 +139,7 @@ async def serve(asked: argparse.Namespace) -> int:
     mutate_scripts(asked.mutate)
     crew = crew_of(asked, settings)
     redis = connect(settings.redis_url, name="register")
-    card = QueueCard(model="hash", max_model_len=MAX_MODEL_LEN, vocab_size=crew.limits.vocab_size)
-    await write_card(redis, crew.queue, card)
+    await write_card(redis, crew.queue, crew.card())
     await redis.aclose()
     worker = Worker(settings, crew)
     loop = asyncio.get_running_loop()

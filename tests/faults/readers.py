@@ -7,8 +7,9 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-from tests.api.api_wire import Answer, Frame, ask
+from tests.api.api_wire import Answer, Frame, read_head
 from tests.faults.answers import Asked
 from tests.faults.ledger import Ledger
 
@@ -18,6 +19,20 @@ from jitney.joblog import backoff_s
 
 _REFUSED = (QueueUnavailable, Overloaded, UnknownQueue)
 _HTTP_TROUBLE = (OSError, EOFError, TimeoutError, AssertionError)
+
+
+async def ask(port: int, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+    """A request whose connection is closed here if no answer begins. Header names have `_` for `-`."""
+    encoded = b"" if body is None else json.dumps(body).encode()
+    lines = {"host": "localhost", "content-length": str(len(encoded)), "content-type": "application/json", **headers}
+    head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in lines.items())
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + encoded)
+        return await read_head(reader, writer)
+    except BaseException:
+        writer.close()
+        raise
 
 
 class Gone(Exception):

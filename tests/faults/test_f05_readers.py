@@ -8,12 +8,11 @@ import random
 import signal
 import time
 
-from tests.api.api_wire import ask
 from tests.faults.answers import Asked, Asking
 from tests.faults.arena import Arena
 from tests.faults.conftest import Report
 from tests.faults.proxy import Proxy
-from tests.faults.readers import HttpClient, PythonClient
+from tests.faults.readers import HttpClient, PythonClient, ask
 
 
 async def test_f5_a_killed_api_breaks_no_stream(field: Arena, seed: int, report: Report) -> None:

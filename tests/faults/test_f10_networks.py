@@ -8,11 +8,11 @@ import random
 import time
 
 import pytest
-from tests.api.api_wire import ask
 from tests.faults.answers import Asking
 from tests.faults.arena import Arena
 from tests.faults.conftest import MakeArena, Report, ServerMaker
 from tests.faults.proxy import Proxy
+from tests.faults.readers import ask
 
 from jitney.connection import Redis
 
