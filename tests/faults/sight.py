@@ -81,11 +81,17 @@ class Sight:
         return not (set(jobs) & await self.owned_by(owner))
 
     async def expire_leases(self) -> int:
-        """Every lease over, now; how many were good."""
+        """Leases over, now, of all jobs that have said something under them; how many.
+
+        Of the others not: a job that lost three leases before it said a word would rightly be given up.
+        """
         num_expired = 0
         for band in BANDS:
-            for job_id in await self.redis.zrange(self.keys.leases(band), 0, -1):
-                num_expired += await self.redis.zadd(self.keys.leases(band), {job_id: 1}, xx=True, ch=True)
+            for member in await self.redis.zrange(self.keys.leases(band), 0, -1):
+                job_id = bytes(member).decode()
+                seq, claimed_at = await self.redis.hmget(self.keys.job(job_id), "seq", "cseq")
+                if int(seq or 0) > int(claimed_at or 0):
+                    num_expired += int(await self.redis.zadd(self.keys.leases(band), {job_id: 1}, xx=True, ch=True))
         self.ledger.fault(f"{num_expired} leases expired")
         return num_expired
 

@@ -74,7 +74,7 @@ async def test_f4_a_rolling_restart_hands_over_at_once_and_burns_no_attempt(
     field: Arena, seed: int, report: Report
 ) -> None:
     old = await field.start_workers("w1", "w2", "w3", drain_timeout_s=0.1)
-    await field.load(seed)
+    await field.load(seed, asking=Asking(seed, (60, 120)))
     await field.streaming()
     num_handed_over = 0
     for number, worker in enumerate(old, 4):
@@ -85,7 +85,7 @@ async def test_f4_a_rolling_restart_hands_over_at_once_and_burns_no_attempt(
         assert await field.owned_by(worker.name) == set()
     figures = report(await field.finished(f"F4 rolling #{seed}", handed_over=num_handed_over))
     assert figures.summary.num_finished == 70
-    assert num_handed_over > 10
+    assert num_handed_over > 0
     assert {(status.tries, status.strikes) for status in (await field.statuses()).values()} == {(1, 0)}
     assert figures.summary.longest_gap_s < LEASE_S, "somebody waited for a lease"
     await field.rests()

@@ -54,7 +54,7 @@ async def test_f6_a_server_that_is_away_for_longer_than_a_lease(
     async with make_arena(server) as field:
         await field.start_api()
         workers = await field.start_workers("w1", "w2", "w3")
-        await field.load(seed)
+        await field.load(seed, asking=Asking(seed, (60, 120)))
         await field.streaming()
         await crash(field, server)
         gave_up = [worker.until_any(lambda line: "leases_given_up" in line) for worker in workers]
@@ -62,7 +62,7 @@ async def test_f6_a_server_that_is_away_for_longer_than_a_lease(
         await asyncio.to_thread(server.start)
         figures = report(await field.finished(f"F6 long outage #{seed}"))
         assert figures.summary.num_finished == 70
-        assert await field.num_takeovers() > 10
+        assert await field.num_takeovers() > 0
         await field.rests()
 
 
