@@ -196,11 +196,13 @@ class ChannelReader:
         async with contextlib.aclosing(self._channel_redis.pubsub()) as pubsub:
             both = {asyncio.create_task(self._send(pubsub)), asyncio.create_task(self._listen(pubsub))}
             try:
-                done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 await end_tasks(both)
-            for task in done:
-                task.result()
+            # Of both, though the first will do: an error that nobody looks at is reported as forgotten.
+            for error in [task.exception() for task in both if not task.cancelled()]:
+                if error is not None:
+                    raise error
 
     async def _send(self, pubsub: aredis.client.PubSub) -> None:
         """Subscribe and unsubscribe, so that what is sent equals what is wanted."""

@@ -177,10 +177,10 @@ class Board:
 
     async def _absorb(self, report: Report | DeadlinePassed, gained: dict[Fence, RunningJob]) -> None:
         match report:
-            case StepReport(deltas, capacity, snapshot):
+            case StepReport(deltas, capacity, snapshot, at):
                 if deltas:
                     self.num_faults = 0
-                self._note(capacity, snapshot)
+                self._note(capacity, snapshot, at)
                 for delta in deltas:
                     self._gain(delta, gained)
             case Refused(sequence_id, error):
@@ -198,10 +198,10 @@ class Board:
             case Halted(error):
                 raise error
 
-    def _note(self, capacity: Capacity, snapshot: EngineSnapshot | None) -> None:
+    def _note(self, capacity: Capacity, snapshot: EngineSnapshot | None, at: float) -> None:
         self._capacity = capacity
         if snapshot is not None:
-            self.snapshot, self._snapshot_at = snapshot, time.monotonic()
+            self.snapshot, self._snapshot_at = snapshot, at
             self.snapshot_came.set()
             for seat in snapshot.seats:
                 job = self._jobs.get(fence_of(seat.id))

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jitney_worker.engine.protocol import Capacity, EngineSnapshot, SequenceDelta
 from jitney_worker.engine.sequence import SequenceId, SequenceRequest
@@ -38,11 +39,15 @@ Command = Add | Abort
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step gave. `snapshot` is there only now and then: building it costs a little each time."""
+    """What one step gave. `snapshot` is there only now and then: building it costs a little each time.
+
+    at: monotonic seconds when the report was made; it may be read much later, when Redis is slow.
+    """
 
     deltas: tuple[SequenceDelta, ...]
     capacity: Capacity
     snapshot: EngineSnapshot | None = None
+    at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)
