@@ -8,6 +8,7 @@ job's own format: whoever comes back then is told once more how it ended.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Final, Literal, Protocol
 
 import orjson
@@ -48,7 +49,7 @@ class JobFrames:
         return b"id: %d\ndata: %b\n\n" % (message.event.seq, message.payload)
 
 
-class _OpenAIFrames:
+class _OpenAIFrames(ABC):
     """What the two OpenAI formats share: the fixed bytes around a choice, and how a stream ends."""
 
     needs_past = False
@@ -68,8 +69,8 @@ class _OpenAIFrames:
             return self._spoken(event)
         return self._ending(event) if event.is_terminal else b""
 
-    def _spoken(self, event: Event) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _spoken(self, event: Event) -> bytes: ...
 
     def _ending(self, event: Event) -> bytes:
         try:

@@ -18,10 +18,10 @@ import redis.asyncio as aredis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from jitney.connection import connect, connect_once
+from jitney.connection import connect, connect_once, pause_s
 from jitney.errors import InvalidJob, JitneyError, QueueUnavailable, StreamLost
 from jitney.follower import Follower, Message
-from jitney.joblog import LogPage, LogReader, backoff_s
+from jitney.joblog import LogPage, LogReader
 from jitney.keys import Keys, queue_of
 from jitney.logs import logger
 from jitney.subscription import Subscription
@@ -187,7 +187,7 @@ class ChannelReader:
             self._live.clear()
             if clock() - down_since > self._max_outage_s:
                 self._fail_all(QueueUnavailable(f"Redis has not answered for {self._max_outage_s:g} s"))
-            await asyncio.sleep(backoff_s(attempt))
+            await asyncio.sleep(pause_s(attempt))
             attempt += 1
 
     async def _live_once(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import random
 from typing import Any
 
 import redis.asyncio as aredis
@@ -13,12 +14,21 @@ Redis = aredis.Redis
 """An asyncio client made by this module: bytes in, bytes out."""
 
 BLOCK_MARGIN_S = 5.0
+MAX_PAUSE_S = 2.0
 POOL_WAIT_S = 20.0
 
 # redis-py 8 changes the shape of replies with the protocol unless told not to; older ones have no such switch.
 _ONE_SHAPE: dict[str, Any] = (
     {"legacy_responses": False} if "legacy_responses" in inspect.signature(aredis.Redis.__init__).parameters else {}
 )
+
+
+def pause_s(num_failures: int) -> float:
+    """Seconds before Redis is asked again, at random, so that a thousand of us do not come back at once.
+
+    Doubles with every failure in a row, up to MAX_PAUSE_S; an outage may last for any number of them.
+    """
+    return min(MAX_PAUSE_S, 0.05 * 2.0 ** min(num_failures, 16)) * random.uniform(0.5, 1.0)
 
 
 def connect(url: str, *, name: str = "jitney", timeout_s: float = 5.0, max_connections: int = 32) -> Redis:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
+from jitney.connection import pause_s
 from jitney.errors import JitneyError, JobNotFound, QueueUnavailable, StreamLost
-from jitney.joblog import LOG_PAGE, PASSING_ERRORS, LogPage, backoff_s
+from jitney.joblog import LOG_PAGE, PASSING_ERRORS, LogPage
 from jitney.messages import Event
 
 
@@ -192,7 +193,7 @@ class Follower:
         if now - self._failing_since > self._max_outage_s:
             raise QueueUnavailable(f"the log of {self.job_id} cannot be read: {error}") from error
         self._num_failures += 1
-        await asyncio.sleep(backoff_s(self._num_failures))
+        await asyncio.sleep(pause_s(self._num_failures))
 
     def _drain(self) -> list[Message]:
         messages = list(self._kept)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,16 +16,10 @@ from jitney.queue import Queue
 LOG_PAGE = 256
 """Events read from a log in one call."""
 
-MAX_BACKOFF_S = 2.0
 PASSING_ERRORS = (RedisConnectionError, RedisTimeoutError, QueueUnavailable, OSError)
 """What a restart or a failover looks like from here."""
 
 _CHECKED_AT_ONCE = 512
-
-
-def backoff_s(attempt: int) -> float:
-    """A random wait before try `attempt + 1`, so that a thousand readers do not come back at once."""
-    return min(MAX_BACKOFF_S, 0.05 * 2.0 ** min(attempt, 16)) * random.uniform(0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from tests.faults.answers import Asked
 from tests.faults.ledger import Ledger
 
 from jitney import AsyncClient
+from jitney.connection import pause_s
 from jitney.errors import JobNotFound, Overloaded, QueueUnavailable, StreamLost, UnknownQueue
-from jitney.joblog import backoff_s
 
 _REFUSED = (QueueUnavailable, Overloaded, UnknownQueue)
 _HTTP_TROUBLE = (OSError, EOFError, TimeoutError, AssertionError)
@@ -55,7 +55,7 @@ class PythonClient:
                 job = await self.client.enqueue(idempotency_key=asked.name, **asked.fields)
             except _REFUSED as error:
                 self.ledger.refused(asked.name, error)
-                await asyncio.sleep(backoff_s(attempt))
+                await asyncio.sleep(pause_s(attempt))
                 attempt += 1
             else:
                 self.ledger.accepted(asked.name, job.id)
@@ -74,7 +74,7 @@ class PythonClient:
                 return
             except QueueUnavailable as error:
                 self.ledger.broken(asked.name, job_id, self.reader, error)
-                await asyncio.sleep(backoff_s(attempt))
+                await asyncio.sleep(pause_s(attempt))
                 attempt += 1
             except (StreamLost, JobNotFound) as error:
                 self.ledger.lost(asked.name, job_id, self.reader, error)
@@ -117,7 +117,7 @@ class HttpClient:
                 return str(said["id"])
             assert answer is None or answer.status in (429, 503, 404), f"{answer.status}: {said}"
             self.ledger.refused(asked.name, f"{answer.status if answer else 'no answer'}: {said}")
-            await asyncio.sleep(backoff_s(attempt))
+            await asyncio.sleep(pause_s(attempt))
             attempt += 1
 
     async def read(self, asked: Asked, job_id: str, after_each: Callable[[int], None] = lambda _seq: None) -> None:
@@ -137,7 +137,7 @@ class HttpClient:
                 return
             except _HTTP_TROUBLE as error:
                 self.ledger.broken(asked.name, job_id, self.reader, error)
-                await asyncio.sleep(backoff_s(attempt))
+                await asyncio.sleep(pause_s(attempt))
                 attempt += 1
 
     def _port(self, attempt: int) -> int:

@@ -15,10 +15,10 @@ from pydantic_settings import SettingsError as UnreadableSource
 from jitney.errors import SettingsError
 from jitney.keys import check_queue_name, queue_name_for
 from jitney.settings import DEFAULT_URL, client_settings, usable_url
+from jitney_worker.engine.settings import Policy
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-Policy = Literal["continuous", "static"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 

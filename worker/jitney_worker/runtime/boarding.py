@@ -8,8 +8,8 @@ from functools import partial
 
 from redis.exceptions import RedisError, ResponseError
 
+from jitney.connection import pause_s
 from jitney.errors import InvalidJob, JitneyError
-from jitney.joblog import backoff_s
 from jitney.keys import Fence
 from jitney.logs import logger
 from jitney.messages import JobSpec
@@ -89,7 +89,7 @@ class Boarding:
                 if isinstance(error, ResponseError) and str(error).startswith("WRONGTYPE"):
                     raise  # somebody put something else in the log's place: it will not pass
                 self._log.warning("intake_delayed", job=delivery.id, error=type(error).__name__)
-                await asyncio.sleep(backoff_s(failures))
+                await asyncio.sleep(pause_s(failures))
                 failures += 1
             else:
                 return job if self._is_held(delivery.fence) else None

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import uuid
 from collections.abc import Callable
 
 import redis.exceptions
 
-from jitney.connection import Redis, connect_blocking
+from jitney.connection import Redis, connect_blocking, pause_s
 from jitney.logs import logger
 from jitney.queue import Claimed, Delivery, Queue
 from jitney.tasks import end_tasks
 from jitney_worker.settings import WorkerSettings
 
 MAX_WAIT_S = 1.0
-MAX_BACKOFF_S = 2.0
 
 
 class Claimer:
@@ -78,7 +76,7 @@ class Claimer:
             except (redis.exceptions.RedisError, OSError) as error:
                 failures += 1
                 self._log.warning("claim_failed", error=type(error).__name__, failures=failures)
-                await asyncio.sleep(random.uniform(0.5, 1.0) * min(MAX_BACKOFF_S, 0.05 * 2**failures))
+                await asyncio.sleep(pause_s(failures))
 
     async def until_settled(self) -> None:
         """After the end of `run`: until a claim that was in progress has brought its jobs, or has failed."""

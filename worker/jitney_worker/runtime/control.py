@@ -14,8 +14,7 @@ from typing import Any
 import orjson
 import redis.exceptions
 
-from jitney.connection import Redis
-from jitney.joblog import backoff_s
+from jitney.connection import Redis, pause_s
 from jitney.keys import Fence
 from jitney.logs import logger
 
@@ -42,7 +41,7 @@ class Control:
                 await self._listen()
             except (redis.exceptions.RedisError, OSError) as error:
                 self._log.warning("control_lost", error=type(error).__name__)
-            await asyncio.sleep(backoff_s(self._failures))
+            await asyncio.sleep(pause_s(self._failures))
             self._failures += 1
 
     async def _listen(self) -> None:

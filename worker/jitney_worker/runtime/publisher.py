@@ -6,17 +6,15 @@ A call that failed is repeated as it was: the scripts recognise it. Only the los
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import redis.exceptions
 
+from jitney.connection import pause_s
 from jitney.keys import Fence
 from jitney.logs import logger
 from jitney.queue import Append, Ending, Queue, Refusal
-
-MAX_BACKOFF_S = 1.0
 
 _TRANSIENT = (redis.exceptions.RedisError, OSError)
 _LASTING = ("ERR", "WRONGTYPE")
@@ -82,7 +80,7 @@ class Publisher:
 
     async def _pause(self, event: str, error: str, failures: int) -> int:
         self._log.warning(event, error=error, failures=failures + 1)
-        await asyncio.sleep(random.uniform(0.5, 1.0) * min(MAX_BACKOFF_S, 0.02 * 2**failures))
+        await asyncio.sleep(pause_s(failures))
         return failures + 1
 
 
