@@ -23,6 +23,7 @@ from jitney.keys import Keys, check_queue_name
 from jitney.plugins import outcomes
 from jitney.server_checks import COMMANDS, SERVER_CHECKS, SETTINGS, Seen
 from jitney.settings import client_settings, usable_url
+from jitney.topology import cluster_facts
 
 SILENT = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
@@ -80,7 +81,7 @@ async def _examine(client: Redis, url: str, queue: str | None, durability: Durab
 async def see(client: Redis) -> Seen:
     """What the server says, as far as it says it."""
     info = await _allowed(client, "INFO")
-    cluster = await _allowed(client, "CLUSTER INFO") if isinstance(info, dict) and info.get("cluster_enabled") else None
+    cluster = await cluster_facts(client) if isinstance(info, dict) and info.get("cluster_enabled") else {}
     try:
         settings: Mapping[Any, Any] = await client.config_get(*SETTINGS)
     except redis.exceptions.ResponseError:
@@ -88,7 +89,7 @@ async def see(client: Redis) -> Seen:
     asked = (*COMMANDS, "waitaof")
     known = await _allowed(client, "COMMAND INFO", *asked)
     return Seen(
-        info=(info if isinstance(info, dict) else {}) | _cluster_facts(cluster),
+        info=(info if isinstance(info, dict) else {}) | cluster,
         settings=dict(settings),
         commands={} if known is None else {name: one is not None for name, one in zip(asked, known, strict=True)},
     )
@@ -100,13 +101,6 @@ async def _allowed(client: Redis, *command: str) -> Any:
         return await client.execute_command(*command)  # type: ignore[no-untyped-call]
     except redis.exceptions.ResponseError:
         return None
-
-
-def _cluster_facts(answer: Any) -> dict[str, Any]:
-    if isinstance(answer, dict):
-        return answer
-    lines = answer.decode("utf-8", "replace").splitlines() if isinstance(answer, bytes) else []
-    return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
 async def _strict(client: Redis) -> Finding:

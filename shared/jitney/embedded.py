@@ -20,7 +20,10 @@ from pathlib import Path
 from types import TracebackType
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
+from jitney.autopsy import why_it_ended
 from jitney.errors import ServerError
 from jitney.tether import tether
 
@@ -84,6 +87,7 @@ class EmbeddedServer:
         self.appendfsync = appendfsync
         self.tethered = tethered
         self._child: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
 
     @property
     def url(self) -> str:
@@ -113,6 +117,7 @@ class EmbeddedServer:
             conf.touch(mode=0o600)
             conf.write_text(self._configuration())
             log_file = (self.data_dir / "redis.log").open("ab")
+            self._log_start = log_file.tell()
         except OSError as error:
             raise ServerError(f"the server's folder {self.data_dir} cannot be written: {error.strerror}") from None
         # A file, never a pipe: a full pipe would stop the server. A group of its own: Ctrl-C is for us.
@@ -174,11 +179,13 @@ class EmbeddedServer:
         """Until the server answers: START_TIMEOUT_S, or for as long as it says that it loads its file."""
         assert self._child is not None, "launch() first"
         child, deadline = self._child, time.monotonic() + START_TIMEOUT_S
-        client = redis.Redis(host="127.0.0.1", port=self.port, password=self.password, socket_timeout=1.0)
+        # Tried again here, and only while the child lives: the client's own tries would sleep for seconds.
+        once = Retry(NoBackoff(), 0)
+        client = redis.Redis(host="127.0.0.1", port=self.port, password=self.password, socket_timeout=1.0, retry=once)
         with contextlib.closing(client):
             while time.monotonic() < deadline:
                 if child.poll() is not None:
-                    raise ServerError(f"{self.binary.name} ended with {child.returncode}: {self._last_words()}")
+                    raise ServerError(f"{self.binary.name} ended with {child.returncode}: {self._reason()}")
                 try:
                     if client.ping():
                         return
@@ -187,11 +194,14 @@ class EmbeddedServer:
                 except redis.RedisError:
                     pass
                 time.sleep(0.02)
-        raise ServerError(f"{self.binary.name} did not answer within {START_TIMEOUT_S:.0f} s: {self._last_words()}")
+        raise ServerError(f"{self.binary.name} did not answer within {START_TIMEOUT_S:.0f} s: {self._reason()}")
 
-    def _last_words(self) -> str:
-        log = self.data_dir / "redis.log"
-        return log.read_text(errors="replace")[-400:].strip() if log.exists() else "no log was written"
+    def _reason(self) -> str:
+        """What it said since it was launched, in plain words: an earlier start's trouble is none of this one's."""
+        with (self.data_dir / "redis.log").open("rb") as log:
+            log.seek(self._log_start)
+            said = log.read().decode("utf-8", "replace")
+        return why_it_ended(said, self.data_dir, self.binary)
 
 
 def _free_port() -> int:

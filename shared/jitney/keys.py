@@ -89,6 +89,8 @@ class Keys:
         self.fingerprints = f"{self.prefix}:fps"
         self.workers = f"{self.prefix}:workers"
         self.sync = f"{self.prefix}:sync"
+        self.sweep = f"{self.prefix}:sweep"
+        self.looked = f"{self.prefix}:looked"
 
     def jobs(self, band: str, tenant: str) -> str:
         return f"{self.prefix}:jobs:{band}:{tenant}"

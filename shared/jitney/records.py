@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jitney.keys import Band, Fence, JobId
@@ -209,9 +209,9 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What waits in a queue. num_tokens: of the prompts. tokens_per_s: measured where jobs end, None before the first.
+    """What waits in a queue. num_tokens: of the prompts. tokens_per_s: of prompts and answers, while anybody worked.
 
-    drain_s: until all of it has been worked off at that rate (without one, at a guess), answers included.
+    None before it was measured. drain_s: until all is worked off at that rate (or at a guess), answers included.
     """
 
     num_jobs: int
@@ -224,15 +224,26 @@ class Backlog:
 class Swept:
     """What a janitor call did: delayed jobs made due, late ones expired, orphans ended or freed, tenants tidied.
 
-    And what waits now.
+    And what waits now. num_repaired: as `sweep` says.
     """
 
-    num_due: int
-    num_expired: int
-    num_orphans: int
-    num_tidied: int
-    num_waiting_jobs: int
-    num_waiting_tokens: int
+    num_due: int = 0
+    num_expired: int = 0
+    num_orphans: int = 0
+    num_tidied: int = 0
+    num_waiting_jobs: int = 0
+    num_waiting_tokens: int = 0
+    num_repaired: int = 0
+
+    def and_then(self, later: Swept) -> Swept:
+        """Both of them together: what was done adds up, what waits is as the later one found it."""
+        return replace(
+            later,
+            num_due=self.num_due + later.num_due,
+            num_expired=self.num_expired + later.num_expired,
+            num_orphans=self.num_orphans + later.num_orphans,
+            num_tidied=self.num_tidied + later.num_tidied,
+        )
 
 
 @dataclass(frozen=True, slots=True)

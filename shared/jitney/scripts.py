@@ -14,7 +14,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Final
 
-from redis.exceptions import NoScriptError
+from redis.exceptions import ClusterDownError, NoScriptError, ReadOnlyError
 
 from jitney.connection import Redis
 
@@ -98,7 +98,8 @@ async def run_each(redis: Redis, script: Script, calls: Iterable[Call]) -> list[
         pipeline.execute_command("EVALSHA", script.sha, len(call.keys), *call.keys, *call.args)
     replies = await pipeline.execute(raise_on_error=False)
     for number, reply in enumerate(replies):
-        if isinstance(reply, NoScriptError):
+        # None of these did anything. The last two are an old primary's: a call of its own leaves its connection.
+        if isinstance(reply, NoScriptError | ReadOnlyError | ClusterDownError):
             replies[number] = await run(redis, script, wanted[number])
         elif isinstance(reply, Exception):
             raise reply

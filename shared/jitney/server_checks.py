@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from jitney.checks import Finding
+from jitney.topology import SERVED
 
 MIB: Final = 1 << 20
 FULL_SHARE: Final = 0.8
@@ -28,7 +29,7 @@ SETTINGS: Final = (
 
 COMMANDS: Final = (
     *("evalsha", "script", "subscribe", "publish", "time", "del", "exists", "set", "get", "pexpire", "pttl"),
-    *("hset", "hget", "hmget", "hgetall", "hincrby", "hdel", "llen", "rpush", "blpop"),
+    *("scan", "type", "hset", "hsetnx", "hget", "hmget", "hgetall", "hincrby", "hdel", "llen", "rpush", "blpop"),
     *("xadd", "xrange", "xrevrange", "xdel", "xlen"),
     *("zadd", "zrem", "zcard", "zcount", "zscore", "zincrby", "zrange", "zrangebyscore", "zremrangebyscore"),
 )
@@ -173,7 +174,7 @@ def check_cluster(seen: Seen) -> Finding:
     size = int(seen.info.get("cluster_size", 0))
     if size > 1:
         found = f"{size} nodes share the slots, and a client here speaks to one alone"
-        return Finding("cluster", "fail", found, "use a server, a primary with replicas, or a cluster of one node")
+        return Finding("cluster", "fail", found, SERVED)
     return Finding("cluster", "ok", "one node with every slot")
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, cast
 
-import orjson
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
+from redis.exceptions import ResponseError
 
 from jitney.connection import Redis
 from jitney.keys import Keys
@@ -71,13 +71,17 @@ class WorkerView(BaseModel):
 
 
 async def write_worker(redis: Redis, view: WorkerView, ttl_s: float) -> None:
-    """Publish the view; it vanishes by itself when it is not written again within `ttl_s`."""
+    """Publish the view; it vanishes by itself when it is not written again within `ttl_s`.
+
+    By the server's clock alone: a worker whose own is wrong must neither vanish nor put others out.
+    """
     keys = Keys(view.queue)
+    now, _ = await redis.time()
     pipe = redis.pipeline(transaction=False)
     pipe.hset(keys.worker(view.id), "view", view.model_dump_json())
     pipe.pexpire(keys.worker(view.id), round(ttl_s * 1_000))
-    pipe.zadd(keys.workers, {view.id: view.written_at})
-    pipe.zremrangebyscore(keys.workers, "-inf", view.written_at - 86_400)
+    pipe.zadd(keys.workers, {view.id: now + ttl_s})
+    pipe.zremrangebyscore(keys.workers, "-inf", f"({now - 1}")  # whoever was killed is not remembered for long
     await pipe.execute()
 
 
@@ -91,17 +95,27 @@ async def remove_worker(redis: Redis, queue: str, worker_id: str) -> None:
 
 
 async def list_workers(redis: Redis, queue: str) -> list[WorkerView]:
-    """The workers of one queue that are alive, oldest first."""
+    """The workers of one queue that are alive, oldest first. What is no view is passed over: anybody may write one."""
     keys = Keys(queue)
     members: Any = await redis.zrange(keys.workers, 0, -1)
-    ids = [member.decode() for member in members]
-    if not ids:
+    if not members:
         return []
     pipe = redis.pipeline(transaction=False)
-    for worker_id in ids:
-        pipe.hget(keys.worker(worker_id), "view")
-    views = [WorkerView.model_validate(orjson.loads(raw)) for raw in await pipe.execute() if raw is not None]
-    return sorted(views, key=lambda view: (view.started_at, view.id))
+    for member in members:
+        pipe.hget(keys.worker(member.decode("utf-8", "replace")), "view")
+    found = [_view_of(raw) for raw in await pipe.execute(raise_on_error=False)]
+    return sorted((view for view in found if view is not None), key=lambda view: (view.started_at, view.id))
+
+
+def _view_of(answer: object) -> WorkerView | None:
+    if isinstance(answer, ResponseError) and str(answer).startswith("WRONGTYPE"):
+        return None
+    if isinstance(answer, Exception):
+        raise answer
+    try:
+        return None if answer is None else WorkerView.model_validate_json(cast(bytes, answer))
+    except ValidationError:
+        return None
 
 
 def unix_now() -> float:

@@ -1,4 +1,4 @@
-"""Every test of the contract runs on both servers: the packaged Valkey, and a Redis of the distribution."""
+"""Every test of the contract runs on the packaged Valkey and the distribution's Redis, each alone and as a cluster."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from contract_driver import Driver
-from contract_servers import SERVERS, running
+from contract_servers import CLUSTERS, SERVERS, running
 
 from jitney.connection import Redis, connect_blocking
 from jitney.embedded import EmbeddedServer
 from jitney.queue import Queue
 
 
-@pytest.fixture(scope="session", params=SERVERS)
+@pytest.fixture(scope="session", params=(*SERVERS, *CLUSTERS))
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """One of the two servers, for the whole run."""
+    """One of them, for the whole run. A cluster refuses one thing more: a script that leaves its queue's slot."""
     with running(request.param, tmp_path_factory.mktemp(f"contract-{request.param}")) as started:
         yield started
 
 
 @pytest.fixture(scope="session")
 def redis_url(server: EmbeddedServer) -> str:
-    """Of this folder's server. Without it, another folder's cached address would stand in for both of ours."""
+    """Of this folder's server. Without it, another folder's cached address would stand in for all of ours."""
     return server.url
 
 

@@ -88,6 +88,13 @@ class Driver:
         assert await self.redis.exists(self.keys.job(id))
         await self.redis.hset(self.keys.job(id), mapping=times)
 
+    async def lose_build(self, fingerprint: str, *ids: JobId) -> None:
+        """As if no worker of that build had been seen for long, by others who looked, since these jobs wait for it."""
+        for id in ids:
+            await self.rewind(id, since=1)
+        await self.redis.zadd(self.keys.fingerprints, {fingerprint: 1}, xx=True)
+        await self.redis.set(self.keys.looked, "1", px=30_000)
+
     async def key_names(self) -> set[str]:
         """Suffixes of all keys of this queue."""
         names = [name async for name in self.redis.scan_iter(f"{self.keys.prefix}:*", count=1_000)]

@@ -114,6 +114,7 @@ class History:
             (self.janitor, 3),
             (self.lose_a_build, 3),
             (self.repair, 2),
+            (self.lose_indexes, 1),
         ]
 
     async def run(self) -> None:
@@ -590,6 +591,7 @@ class History:
         for job in held:
             await self.redis.hset(self.keys.job(job.id), "since", 1)
         await self.redis.zadd(self.keys.fingerprints, {fp: 1}, xx=True)
+        await self.redis.set(self.keys.looked, "1", px=30_000)
         policy = self.rng.choice(("fail", "continue"))
         swept = await self.queue.janitor(resume_mismatch=policy, slice_size=1_000)  # type: ignore[arg-type]
         self._swept(swept)
@@ -606,6 +608,45 @@ class History:
             job = self.rng.choice(list(self.model.jobs.values()))
             outcome = await self.queue.repair(job.id)
             expect(outcome == "ok", "repair changed a job that was in its place", job, outcome)
+
+    async def lose_indexes(self) -> None:
+        """Somebody deletes some of what names the jobs: a pass of the janitor puts each back into its place."""
+        names = [self.keys.later, self.keys.deadlines, self.keys.fingerprints, self.keys.counts]
+        for band in BANDS:
+            names += [self.keys.fair(band), self.keys.leases(band)]
+            names += [self.keys.jobs(band, tenant) for tenant in TENANTS]
+            names += [self.keys.held(band, fp) for fp in FINGERPRINTS]
+        lost = set(self.rng.sample(names, self.rng.randint(1, len(names))))
+        await self.redis.delete(*lost)
+        num_repaired = await self._pass()
+        self.count("repaired", num_repaired)
+        expect(await self._pass() == 0, "a second pass found something to repair", lost)
+        await self._follow_repairs(lost)
+        if num_repaired:
+            await self.check()
+        await self.janitor()  # for the counts, where they alone were lost
+        await self.check()
+
+    async def _pass(self) -> int:
+        """From the beginning: a round of the janitor may have stopped anywhere."""
+        await self.redis.delete(self.keys.sweep)
+        num_repaired = await self.queue.sweep()
+        while await self.redis.exists(self.keys.sweep):
+            num_repaired += await self.queue.sweep()
+        return num_repaired
+
+    async def _follow_repairs(self, lost: set[str]) -> None:
+        """Queued again in no promised order; leases are new; what was delayed is due when it was to be."""
+        entries = {}
+        for job in self.model.in_state("waiting"):
+            stamp, _, number = (await self.redis.hget(self.keys.job(job.id), "eid")).decode().partition("-")
+            entries[job.id] = (int(stamp), int(number))
+        for id in sorted(entries, key=lambda id: entries[id]):
+            self.model.jobs[id].order = self.model.next_order()
+        for job in self.model.in_state("running"):
+            job.lease_ended = job.lease_ended and self.keys.leases(job.band) not in lost
+        for job in self.model.in_state("later"):
+            job.is_due = job.is_due and self.keys.later not in lost
 
     # --- the end ------------------------------------------------------------------------------------------
 
@@ -643,10 +684,10 @@ class History:
         names = [name.decode() async for name in self.redis.scan_iter(f"{self.keys.prefix}:*", count=10_000)]
         suffixes = {name.removeprefix(self.keys.prefix + ":").split(":")[0] for name in names}
         # Dead jobs keep their body, ended ones their record and log; all of them with an end.
-        allowed = {"job", "tokens", "body", "usage", "dead", "ended", "vt", "last", "idle", "bell", "counts"}
+        allowed = {"job", "tokens", "body", "usage", "dead", "ended", "vt", "last", "idle", "bell", "counts", "sweep"}
         expect(suffixes <= allowed, "keys were left behind", suffixes - allowed)
         expect(await self.queue.counts() == (0, 0), "counts of nothing", await self.queue.counts())
-        lasting = [name for name in names if name.split(":")[2] in ("job", "tokens", "body")]
+        lasting = [name for name in names if name.split(":")[2] in ("job", "tokens", "body", "sweep")]
         for name in lasting:
             expect(await self.redis.pttl(name) > 0, "a key would live for ever", name)
 

@@ -7,7 +7,7 @@ from contract_driver import Driver
 
 from jitney.connection import connect_once
 from jitney.errors import IdempotencyConflict, InvalidJob, Overloaded, QueueUnavailable
-from jitney.queue import Backlog, Delivery, Entry, Limits, Queue
+from jitney.queue import Entry, Limits, Queue
 
 FAR_FUTURE = 4_000_000_000.0
 
@@ -155,58 +155,6 @@ async def test_a_job_larger_than_the_bound_passes_through_an_empty_queue(driver:
     await driver.enqueue(limits=Limits(max_waiting_tokens=10), num_prompt_tokens=50)
     with pytest.raises(Overloaded):
         await driver.enqueue(limits=Limits(max_waiting_tokens=10), num_prompt_tokens=1)
-
-
-async def test_the_pause_is_the_backlog_over_the_measured_rate(driver: Driver) -> None:
-    """30 waiting prompt tokens and 3 answers of 10 tokens at 6 tokens a second: ten seconds."""
-    await driver.redis.hset(driver.keys.virtual_time, mapping={"avg": 10, "rate": 6})
-    for _ in range(3):
-        await driver.enqueue(num_prompt_tokens=10)
-    with pytest.raises(Overloaded) as caught:
-        await driver.enqueue(limits=Limits(max_waiting_jobs=3))
-    assert caught.value.retry_after_s == 10.0
-
-
-async def test_the_backlog_is_told_to_whoever_asks(driver: Driver) -> None:
-    assert await driver.queue.backlog() == Backlog(0, 0, None, 0.0)
-    for _ in range(3):
-        await driver.enqueue(num_prompt_tokens=10)
-    assert await driver.queue.backlog() == Backlog(3, 30, None, (30 + 3 * 128) / 500)
-    await driver.redis.hset(driver.keys.virtual_time, mapping={"avg": 10, "rate": 0.25})
-    assert await driver.queue.backlog() == Backlog(3, 30, 0.25, 240.0)
-
-
-async def test_the_rate_is_measured_where_jobs_end(driver: Driver) -> None:
-    """Three jobs of 5 + 45 tokens in one window, one of 5 in the next: the mean of the two rates."""
-    for _ in range(4):
-        await driver.enqueue(num_prompt_tokens=5)
-    first, second, third, fourth = (await driver.claim()).deliveries
-    await driver.finish(first, num_tokens=45)
-    await driver.finish(second, num_tokens=45)
-    low, high = await rate_bounds(driver, third, num_tokens=45, in_window=150)
-    rate = await measured_rate(driver)
-    assert low <= rate <= high
-    low, high = await rate_bounds(driver, fourth, num_tokens=0, in_window=5)
-    assert (rate + low) / 2 <= await measured_rate(driver) <= (rate + high) / 2
-
-
-async def rate_bounds(driver: Driver, job: Delivery, *, num_tokens: int, in_window: int) -> tuple[float, float]:
-    """End a job ten seconds into the window; tokens per second at most and at least, by the server's clock."""
-    before = await server_time(driver)
-    began = before - 10.0
-    await driver.redis.hset(driver.keys.virtual_time, "from", str(int(began * 1_000)))
-    await driver.finish(job, num_tokens=num_tokens)
-    after = await server_time(driver)
-    return in_window / (after - began + 0.01), in_window / (before - began - 0.01)
-
-
-async def server_time(driver: Driver) -> float:
-    seconds, microseconds = await driver.redis.time()
-    return float(seconds) + microseconds / 1e6
-
-
-async def measured_rate(driver: Driver) -> float:
-    return float(await driver.redis.hget(driver.keys.virtual_time, "rate"))
 
 
 async def test_a_server_that_does_not_answer_is_unavailable(queue_name: str) -> None:

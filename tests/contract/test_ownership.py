@@ -361,3 +361,18 @@ async def test_held_is_checked_against_its_own_fence_only(driver: Driver) -> Non
     jobs = {job.id: job for job in (await driver.claim()).deliveries}
     swapped = [Held(first, jobs[second].fence, "interactive"), Held(second, jobs[first].fence, "interactive")]
     assert await driver.queue.renew(LEASE_S, swapped) == {first, second}
+
+
+async def test_a_claim_that_arrives_after_its_adoption_takes_nothing(driver: Driver) -> None:
+    """Its sender has given the connection up, and asked on another one what it gave: nobody would run these jobs."""
+    id = await driver.enqueue()
+    assert await driver.queue.adopt("w", "late") == ()
+    claimed = await driver.queue.claim("w", "late", credit=1, fingerprint="fp", lease_s=LEASE_S)
+    assert claimed.deliveries == ()
+    assert await driver.state(id) == "waiting"
+    assert (await driver.claim_one()).tries == 1, "the next one is as good as any"
+
+
+async def test_what_says_that_a_claim_came_too_late_has_an_end(driver: Driver) -> None:
+    await driver.queue.adopt("w", "late")
+    assert 0 < await driver.redis.ttl(driver.keys.last("w")) <= 3_600

@@ -32,7 +32,7 @@ class Mutant:
     new: str
 
 
-SHARED_ENDING = ("claim", "finish", "retry", "cancel", "janitor")
+SHARED_ENDING = ("claim", "finish", "retry", "cancel", "janitor", "repair")
 NO_FENCE = ("if fence == '' or job.fence ~= fence then", "if false then")
 NOT_OVER = ("if job.state == 'done' then return {'done', job.reason} end", "")
 
@@ -59,7 +59,7 @@ MUTANTS = (
     Mutant(
         "renew accepts any fence",
         ("renew",),
-        "fence == '' or redis.call('HGET', P .. ':job:' .. id, 'fence') ~= fence",
+        "fence == '' or redis.pcall('HGET', P .. ':job:' .. id, 'fence') ~= fence",
         "false",
     ),
     Mutant(
@@ -115,7 +115,7 @@ MUTANTS = (
         "  redis.call('ZREM', leases, job.id)\n",
         "",
     ),
-    Mutant("adopt asks for no nonce", ("adopt",), "if word() ~= nonce then return found end", "nonce = word() or ''"),
+    Mutant("adopt asks for no nonce", ("adopt",), "if word() ~= nonce then\n", "nonce = word() or ''\nif false then\n"),
     Mutant("cancel keeps the fence", ("cancel",), "'owner', '', 'fence', '', 'seq'", "'seq'"),
     Mutant("cancel leaves the job in its place", ("cancel",), "  unplace(job)\n", ""),
     Mutant("cancel leaves the count", ("cancel",), "    add_counts(-1, -job.est)\n", ""),
@@ -144,6 +144,30 @@ MUTANTS = (
     ),
     Mutant("the janitor ends no late jobs", ("janitor",), "\nend_late()\n", "\n"),
     Mutant("the janitor overlooks orphans", ("janitor",), "if job.since + wait_ms", "if false and job.since + wait_ms"),
+    Mutant("repair queues no waiting job", ("repair",), "  if not is_entry_of(job, stream) then", "  if false then"),
+    Mutant("repair forgets the new entry", ("repair",), "    save(job, 'eid', job.eid)\n    ring", "    ring"),
+    Mutant("repair counts nothing", ("repair",), "if #done > 0 then recount() end", ""),
+    Mutant("repair joins no tenant", ("repair",), "  join(band, tenant)\n  ring(P .. ':bell')\n", ""),
+    Mutant("repair leases no running job", ("repair",), "  redis.call('ZADD', leases, int(longest), job.id)\n", ""),
+    Mutant("repair hands nothing back", ("repair",), "  hand(job)\n  return 'handed'", "  return 'handed'"),
+    Mutant("repair makes delayed jobs due", ("repair",), "math.max(job.due, NOW)", "NOW"),
+    Mutant(
+        "repair forgets deadlines", ("repair",), "  redis.call('ZADD', P .. ':deadlines', int(first), job.id)\n", ""
+    ),
+    Mutant(
+        "repair takes jobs out of their place",
+        ("repair",),
+        "  if placed and (is_held or num(placed) <= NOW) then return nil end\n",
+        "",
+    ),
+    Mutant("repair never sees a lease", ("repair",), "  if expiry and num(expiry)", "  if false and num(expiry)"),
+    Mutant("a retry forgets when it is due", ("release", "retry"), "    save(job, 'due', int(NOW + delay_ms))\n", ""),
+    Mutant(
+        "a delayed job forgets when it is due",
+        ("enqueue",),
+        "  if new.is_later then add('due'",
+        "  if false then add('due'",
+    ),
     Mutant("a freed orphan stays bound", ("janitor",), "'fp', '')", "'fp', job.fp)"),
 )
 

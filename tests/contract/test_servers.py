@@ -1,10 +1,8 @@
-"""Full memory, a replica, a cluster, a narrow user: what the scripts do where the server says no."""
+"""Full memory, a replica, a narrow user: what the scripts do where the server says no."""
 
 from __future__ import annotations
 
 import secrets
-import socket
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -12,18 +10,13 @@ import pytest
 from contract_driver import LEASE_S, Driver
 from contract_servers import SERVERS, running
 from histories import History
-from redis.crc import key_slot
 from redis.exceptions import ReadOnlyError
 
 from jitney import scripts
-from jitney.canary import check_rights
 from jitney.connection import Redis, connect
-from jitney.doctor import see
 from jitney.embedded import EmbeddedServer
 from jitney.errors import QueueUnavailable
-from jitney.keys import BANDS, Keys, new_job_id
 from jitney.queue import Queue
-from jitney.server_checks import check_cluster
 
 
 @pytest.fixture(params=SERVERS)
@@ -107,42 +100,6 @@ async def test_a_server_that_was_restarted_learns_the_scripts_again(own_driver: 
     await own_redis.script_flush()
     held = [own_driver.held(job) for job in jobs] * 3
     assert await own_driver.queue.renew(LEASE_S, held) == set(), "several calls in one pipeline"
-
-
-def test_all_keys_of_a_queue_share_one_slot(queue_name: str) -> None:
-    keys, id = Keys(queue_name), new_job_id(queue_name)
-    names = [value for name, value in vars(keys).items() if name not in ("queue", "prefix")]
-    names += [keys.job(id), keys.body(id), keys.ids(id), keys.tokens(id), keys.result(id)]
-    names += [keys.bell_for("fp"), keys.last("w"), keys.ctl("w"), keys.worker("w"), keys.idempotency("t", "{x}")]
-    for band in BANDS:
-        names += [keys.jobs(band, "t"), keys.fair(band), keys.idle(band), keys.leases(band), keys.held(band, "fp")]
-    assert {key_slot(name.encode()) for name in names} == {key_slot(keys.prefix.encode())}
-
-
-class ClusterServer(EmbeddedServer):
-    """One node that owns every slot: a script that touches a key of another slot is refused."""
-
-    def _configuration(self) -> str:
-        # The bus port is otherwise port + 10 000, which may be no port at all.
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            bus_port = probe.getsockname()[1]
-        return super()._configuration() + f"cluster-enabled yes\ncluster-port {bus_port}\n"
-
-
-async def test_whole_histories_run_in_a_cluster(own_server: EmbeddedServer, tmp_path: Path, queue_name: str) -> None:
-    with ClusterServer(tmp_path / "cluster", binary=own_server.binary) as server:
-        client = connect(server.url)
-        await client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16_383)
-        give_up_at = time.monotonic() + 20.0
-        while b"cluster_state:ok" not in await client.execute_command("CLUSTER", "INFO"):
-            assert time.monotonic() < give_up_at, "the cluster did not come up"
-        for seed in range(3):
-            await History(Queue(client, f"{queue_name}-{seed}"), seed).run()
-        await bury_requeue_and_drop(Driver(Queue(client, queue_name)))
-        assert check_cluster(await see(client)).found == "one node with every slot"
-        assert (await check_rights(server.url, None)).verdict == "ok"
-        await client.aclose()
 
 
 async def test_whole_histories_run_as_a_user_of_one_queue(own_server: EmbeddedServer, queue_name: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from contract_driver import Driver
+from contract_driver import LEASE_S, Driver
 
 from jitney.keys import new_job_id
 from jitney.messages import Event
 
+FAR_FUTURE = 4_000_000_000.0
 RUBBISH: dict[str, dict[bytes | str, bytes | str]] = {
     "bytes that are not UTF-8": {"payload": b"\x82\xa2"},
     "no job id": {"est": "5"},
@@ -161,3 +162,48 @@ async def test_readers_pass_over_entries_that_are_not_ours(driver: Driver) -> No
     await driver.redis.xadd(driver.keys.tokens(id), {"x": "y"}, id="1-1")
     await driver.say(job, "b", seq=2)
     assert [event.text for event in await driver.events(id)] == ["a", "b"]
+
+
+async def test_a_record_that_is_none_costs_nobody_else_a_lease(driver: Driver) -> None:
+    """One call renews the leases of a whole batch."""
+    for _ in range(2):
+        await driver.enqueue()
+    broken, good = (await driver.claim()).deliveries
+    await driver.redis.set(driver.keys.job(broken.id), "not a hash")
+    assert await driver.queue.renew(LEASE_S, [driver.held(broken), driver.held(good)]) == {broken.id}
+    assert [job.id for job in await driver.queue.adopt("w", "n1")] == [good.id]
+
+
+@pytest.mark.parametrize("kind", ["cancelled", "expired"])
+async def test_a_waiting_job_whose_stream_is_none_still_ends_for_its_readers(driver: Driver, kind: str) -> None:
+    id = await driver.enqueue(tenant="broken", queue_timeout_s=100.0)
+    await driver.redis.set(driver.keys.jobs("interactive", "broken"), "not a stream")
+    if kind == "cancelled":
+        await driver.queue.cancel(id)
+    else:
+        await driver.rewind(id, qdeadline=1)
+        await driver.redis.zadd(driver.keys.deadlines, {id: 1}, xx=True)
+        assert (await driver.queue.janitor()).num_expired == 1
+    assert [event.type for event in await driver.events(id)] == [kind]
+    assert await driver.redis.ttl(driver.keys.tokens(id)) > 0
+    assert await driver.queue.counts() == (0, 0)
+
+
+async def test_a_delayed_job_falls_due_into_a_stream_that_was_none(driver: Driver) -> None:
+    id = await driver.enqueue(tenant="broken", not_before=FAR_FUTURE)
+    await driver.redis.set(driver.keys.jobs("interactive", "broken"), "not a stream")
+    await driver.redis.zadd(driver.keys.later, {id: 1}, xx=True)
+    assert [job.id for job in (await driver.claim()).deliveries] == [id]
+
+
+async def test_logs_that_a_stranger_wrote_to_do_not_keep_others_from_being_folded(driver: Driver) -> None:
+    broken, good = await driver.enqueue(), await driver.enqueue()
+    for job in (await driver.claim()).deliveries:
+        await driver.say(job, "a")
+        if job.id == broken:
+            await driver.redis.xadd(driver.keys.tokens(broken), {"x": "y"}, id="1-1")
+        await driver.finish(job, seq=2, num_tokens=1)
+    await driver.redis.zadd(driver.keys.ended, {broken: 1})
+    assert [await driver.queue.fold_ended(older_than_s=-1.0, limit=1) for _ in range(2)] == [0, 1]
+    assert await driver.redis.exists(driver.keys.result(good))
+    assert [event.type for event in await driver.events(broken)] == ["tokens", "finished"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from contract_driver import Driver
 
+from jitney import upkeep
 from jitney.keys import JobId, new_job_id
 
 FAR_FUTURE = 4_000_000_000.0
@@ -134,7 +136,7 @@ async def test_deadlines_of_ended_jobs_are_forgotten(driver: Driver) -> None:
 async def test_a_build_that_does_not_come_back_fails_its_jobs_with_what_they_said(driver: Driver) -> None:
     id = await orphan(driver)
     assert (await driver.queue.janitor(resume_wait_s=60.0)).num_orphans == 0, "it has been gone for no time"
-    await lose_build(driver, id)
+    await driver.lose_build("one", id)
     assert (await driver.queue.janitor(resume_wait_s=60.0)).num_orphans == 1
     events = await driver.events(id)
     assert [event.type for event in events] == ["tokens", "failed"]
@@ -145,14 +147,49 @@ async def test_a_build_that_does_not_come_back_fails_its_jobs_with_what_they_sai
 
 async def test_a_build_that_is_busy_but_alive_keeps_its_jobs(driver: Driver) -> None:
     id = await orphan(driver)
-    await lose_build(driver, id)
+    await driver.lose_build("one", id)
     assert (await driver.queue.janitor(fingerprint="one", resume_wait_s=60.0)).num_orphans == 0
     assert await driver.state(id) == "returned"
 
 
+async def test_a_build_that_nobody_could_see_gets_its_time_anew(driver: Driver) -> None:
+    """After an outage, or when the clock was set forward, one build's janitor comes first: the other may come next."""
+    id = await orphan(driver)
+    await driver.queue.janitor(fingerprint="one")
+    await driver.lose_build("one", id)
+    await driver.redis.delete(driver.keys.looked)  # as its time to live would have
+    assert (await driver.queue.janitor(fingerprint="two")).num_orphans == 0
+    assert (await driver.queue.janitor(fingerprint="two")).num_orphans == 0
+    assert await driver.redis.pttl(driver.keys.looked) > 29_000, (
+        "whoever looks says so, for half of the time that is given"
+    )
+    job = await driver.claim_one("a", fingerprint="one")
+    assert (job.id, job.seq) == (id, 1)
+
+
+async def test_all_who_are_late_at_once_are_told_so_at_once(driver: Driver) -> None:
+    """A round comes once per lease: a crowd must not wait for as many of them as it has slices."""
+    ids = [await driver.enqueue(queue_timeout_s=100.0) for _ in range(10)]
+    for id in ids:
+        await driver.rewind(id, qdeadline=1)
+    await driver.redis.zadd(driver.keys.deadlines, dict.fromkeys(ids, 1), xx=True)
+    swept = await driver.queue.janitor(slice_size=4)
+    assert (swept.num_expired, swept.num_waiting_jobs) == (10, 0)
+
+
+async def test_one_round_of_the_janitor_has_a_bound(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "JANITOR_SLICES", 3)
+    ids = [await driver.enqueue(queue_timeout_s=100.0) for _ in range(10)]
+    for id in ids:
+        await driver.rewind(id, qdeadline=1)
+    await driver.redis.zadd(driver.keys.deadlines, dict.fromkeys(ids, 1), xx=True)
+    assert (await driver.queue.janitor(slice_size=2)).num_expired == 6
+    assert (await driver.queue.janitor(slice_size=2)).num_expired == 4
+
+
 async def test_an_orphan_may_go_on_with_another_build_which_is_told(driver: Driver) -> None:
     id = await orphan(driver)
-    await lose_build(driver, id)
+    await driver.lose_build("one", id)
     assert (await driver.queue.janitor(resume_mismatch="continue")).num_orphans == 1
     assert not await driver.redis.exists(driver.keys.held("interactive", "one"))
     job = await driver.claim_one("b", fingerprint="two")
@@ -164,7 +201,7 @@ async def test_an_orphan_may_go_on_with_another_build_which_is_told(driver: Driv
 
 async def test_a_held_place_without_a_job_is_cleared(driver: Driver) -> None:
     id = await orphan(driver)
-    await lose_build(driver, id)
+    await driver.lose_build("one", id)
     await driver.redis.delete(driver.keys.job(id))
     assert (await driver.queue.janitor()).num_orphans == 0
     assert not await driver.redis.exists(driver.keys.held("interactive", "one"), driver.keys.fingerprints)
@@ -176,11 +213,6 @@ async def orphan(driver: Driver) -> JobId:
     await driver.say(job, "x")
     await driver.queue.release(id, job.fence)
     return id
-
-
-async def lose_build(driver: Driver, id: JobId) -> None:
-    await driver.rewind(id, since=1)
-    await driver.redis.zadd(driver.keys.fingerprints, {"one": 1}, xx=True)
 
 
 async def test_wrong_counts_and_empty_tenants_are_put_right(driver: Driver) -> None:
@@ -213,68 +245,33 @@ async def test_a_delayed_job_that_the_janitor_finds_rings(driver: Driver) -> Non
 
 
 async def test_the_janitor_forgets_tenants_without_debt_and_streams_that_are_none(driver: Driver) -> None:
+    await driver.enqueue(band="bulk")
     await driver.redis.hset(driver.keys.virtual_time, "bulk", "50")
     await driver.redis.zadd(driver.keys.idle("bulk"), {"even": 50, "ahead": 51})
     await driver.redis.zadd(driver.keys.fair("bulk"), {"broken": 1})
     await driver.redis.set(driver.keys.jobs("bulk", "broken"), "not a stream")
     assert (await driver.queue.janitor()).num_tidied == 1
     assert await driver.redis.zrange(driver.keys.idle("bulk"), 0, -1) == [b"ahead"]
-    assert not await driver.redis.exists(driver.keys.fair("bulk"))
+    assert await driver.redis.zrange(driver.keys.fair("bulk"), 0, -1) == [b"-"]
 
 
-# --- repair -----------------------------------------------------------------------------------------------
-
-
-async def test_jobs_survive_the_loss_of_every_index(driver: Driver) -> None:
-    """Only the records and bodies are left; each job goes back to the place its state names."""
-    ids = {
-        "queued": await driver.enqueue(tenant="ann", band="bulk"),
-        "due": await driver.enqueue(not_before=FAR_FUTURE),
-    }
-    running = await driver.enqueue()
-    owner = await driver.claim_one()
-    assert owner.id == running
-    returned = await driver.enqueue()
-    await driver.queue.release(returned, (await driver.claim_one("a")).fence)
-    bound = await driver.enqueue(band="standard")
-    job = await driver.claim_one("a", scan=False)
-    assert job.id == bound
-    await driver.say(job, "x")
-    await driver.queue.release(bound, job.fence)
-    indexes = {"jobs", "fair", "leases", "held", "later", "counts", "bell", "idle", "vt", "fps", "deadlines"}
-    names = [name for name in await driver.key_names() if name.split(":")[0] in indexes]
-    await driver.redis.delete(*(f"{driver.keys.prefix}:{name}" for name in names))
-    assert await driver.queue.renew(30.0, [driver.held(owner)]) == set()
-    for expected, id in ids.items():
-        assert await driver.queue.repair(id) == expected
-    assert await driver.redis.llen(driver.keys.bell) == 1, "somebody may be waiting for what is queued again"
-    assert await driver.queue.repair(running) == "ok", "its owner has renewed"
-    assert await driver.queue.repair(returned) == "handed"
-    assert await driver.queue.repair(bound) == "handed"
-    for id in (*ids.values(), running, returned, bound):
-        assert await driver.queue.repair(id) == "ok"
-    claimed = await driver.claim()
-    assert {job.id for job in claimed.deliveries} == {*ids.values(), returned, bound}
-
-
-async def test_repair_leases_a_running_job_whose_owner_is_gone(driver: Driver) -> None:
-    id = await driver.enqueue()
-    await driver.claim_one()
-    await driver.redis.delete(driver.keys.leases("interactive"))
-    assert await driver.queue.repair(id) == "leased"
-    await driver.end_lease(id)
-    assert (await driver.claim_one()).tries == 2
-
-
-async def test_repair_joins_a_tenant_nobody_would_look_at(driver: Driver) -> None:
-    id = await driver.enqueue(tenant="ann")
-    await driver.redis.delete(driver.keys.fair("interactive"))
-    assert await driver.queue.repair(id) == "joined"
-    assert (await driver.claim_one()).id == id
-
-
-async def test_repair_of_nothing_says_so(driver: Driver) -> None:
-    assert await driver.queue.repair(new_job_id(driver.queue.name)) == "gone"
+async def test_debts_are_forgiven_when_nobody_waits_and_nobody_works(driver: Driver) -> None:
+    """Until then they stand; afterwards all begin where the one with the largest ended, and nobody is remembered."""
+    for tenant, num_tokens in (("ann", 5), ("bob", 70)):
+        await driver.enqueue(tenant=tenant, num_prompt_tokens=num_tokens)
+    ann, bob = (await driver.claim()).deliveries
+    await driver.queue.janitor()
+    assert await driver.redis.zcard(driver.keys.idle("interactive")) == 2, "they are still at work"
+    await driver.finish(ann)
+    await driver.finish(bob)
+    debts = dict(await driver.redis.zrange(driver.keys.idle("interactive"), 0, -1, withscores=True))
+    await driver.queue.janitor()
+    assert not await driver.redis.exists(driver.keys.idle("interactive"))
+    assert float(await driver.redis.hget(driver.keys.virtual_time, "interactive")) == max(debts.values())
+    for tenant in ("ann", "bob", "cy"):
+        await driver.enqueue(tenant=tenant)
+    fair = await driver.redis.zrange(driver.keys.fair("interactive"), 0, -1, withscores=True)
+    assert {score for _, score in fair} == {max(debts.values())}
 
 
 async def test_an_epoch_lasts_as_long_as_the_data(driver: Driver) -> None:
@@ -282,25 +279,3 @@ async def test_an_epoch_lasts_as_long_as_the_data(driver: Driver) -> None:
     assert [await driver.queue.epoch() for _ in range(3)] == [first] * 3
     await driver.redis.delete(driver.keys.epoch)
     assert await driver.queue.epoch() != first
-
-
-# --- after the drain --------------------------------------------------------------------------------------
-
-
-async def test_nothing_grows_with_the_number_of_jobs_that_have_ended(driver: Driver) -> None:
-    """Keys of ended jobs have an end; those of the queue are as many after 400 jobs as after 20."""
-    kinds = []
-    for _ in range(20):
-        ids = [await driver.enqueue(tenant=f"t{number}", timeout_s=900.0) for number in range(20)]
-        for job in (await driver.claim(credit=20)).deliveries:
-            await driver.say(job, "a")
-            await driver.finish(job, seq=2, num_tokens=1)
-        for id in ids:
-            assert await driver.redis.pttl(driver.keys.job(id)) > 0
-            assert await driver.redis.pttl(driver.keys.tokens(id)) > 0
-        assert await driver.queue.fold_ended(older_than_s=-1.0) == 20
-        await driver.redis.delete(*(driver.keys.job(id) for id in ids), *(driver.keys.result(id) for id in ids))
-        kinds.append(await driver.key_names())
-    assert kinds[0] == kinds[-1] | {"bell"} & kinds[0]
-    assert kinds[-1] <= {"usage", "vt", "last:w", "bell", "counts", "idle:interactive"}
-    assert await driver.redis.zcard(driver.keys.idle("interactive")) <= 20

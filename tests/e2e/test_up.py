@@ -189,6 +189,47 @@ def test_a_worker_without_a_server_says_so_in_one_line(tiny_model: Path, tmp_pat
     assert not any("Traceback" in line or "gone" in line for line in worker.lines), worker.lines
 
 
+def test_up_with_strict_durability_has_a_server_that_keeps_it(tiny_model: Path, tmp_path: Path) -> None:
+    strict = {"JITNEY_DURABILITY": "strict"}
+    with program(*up(tiny_model, tmp_path), environment=strict) as stack:
+        ready = words(stack.until_line("ready "))
+        with Client(ready["redis"], durability="strict") as client:
+            assert client.generate("Once", max_tokens=4, ignore_eos=True).usage["completion_tokens"] == 4
+        body = orjson.dumps({"model": ready["queue"], "prompt": "Once", "max_tokens": 4, "ignore_eos": True})
+        headers = {"content-type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(f"{ready['api']}/v1/jobs", body, headers)) as reply:
+            assert reply.status == 202, "the API is a strict client too"
+        with program("doctor", "--redis-url", ready["redis"], environment=strict) as doctor:
+            doctor.wait()
+        assert any(line.startswith("ok       strict") for line in doctor.stdout), doctor.stdout
+        assert any(line.startswith("ok       fsync        always") for line in doctor.stdout), doctor.stdout
+        stack.terminate()
+        assert stack.wait() == 0
+
+
+def test_up_names_a_damaged_file_and_keeps_it(tiny_model: Path, tmp_path: Path) -> None:
+    with program(*up(tiny_model, tmp_path, "--workers", "0")) as stack:
+        ready = words(stack.until_line("ready "))
+        with Client(ready["redis"], queue=ready["queue"]) as client:
+            for _ in range(20):
+                client.enqueue([1, 2, 3], max_tokens=5)
+        stack.terminate()
+        assert stack.wait() == 0
+    (file,) = (tmp_path / "redis" / "appendonlydir").glob("*.incr.aof")
+    whole = file.read_bytes()
+    command = whole.index(b"\r\n*", len(whole) // 2) + 2  # inside a value no server would notice it
+    damaged = whole[:command] + b"\xff" * 4 + whole[command + 4 :]
+    file.write_bytes(damaged)
+    with program(*up(tiny_model, tmp_path, "--workers", "0")) as stack:
+        assert stack.wait() == 1
+    (error,) = [line for line in stack.lines if line.startswith("error: ")]
+    assert f"its append-only file {file} is damaged" in error
+    assert f"--fix {file}" in error
+    assert not any("Traceback" in line for line in stack.lines), stack.lines
+    assert file.read_bytes() == damaged
+    assert not (tmp_path / "redis.url").exists()
+
+
 @pytest.mark.parametrize(
     ("contents", "flags", "words_"),
     [

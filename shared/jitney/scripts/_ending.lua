@@ -1,7 +1,6 @@
 local USAGE_ENTRIES = 1000000
 local DEAD_ENTRIES = 1000
 local DEAD_KEEP_MS = 7 * 86400000
-local RATE_WINDOW_MS = 5000
 
 -- A terminal event as `Event.encode` writes it; `error` is JSON or nil.
 local function terminal_event(kind, job, error)
@@ -13,22 +12,6 @@ end
 -- code and message: our own words, no quotes in them.
 local function error_json(code, message)
   return '{"type":"server_error","code":"' .. code .. '","message":"' .. message .. '","param":null}'
-end
-
--- Tokens per second, for Retry-After: means of windows, each weighing as much as all before it.
-local function measure_rate(tokens)
-  local key = P .. ':vt'
-  local has = redis.call('HMGET', key, 'rate', 'sum', 'from')
-  local rate, sum, from = num(has[1]), num(has[2]) + tokens, num(has[3])
-  local passed = NOW - from
-  if from == 0 then
-    redis.call('HSET', key, 'sum', int(sum), 'from', NOW)
-  elseif passed < RATE_WINDOW_MS then
-    redis.call('HSET', key, 'sum', int(sum))
-  else
-    local mean = sum * 1000 / passed
-    redis.call('HSET', key, 'rate', rate > 0 and (rate + mean) / 2 or mean, 'sum', 0, 'from', NOW)
-  end
 end
 
 -- At most DEAD_ENTRIES are kept, and each one's body with it: the oldest makes room.
@@ -53,6 +36,8 @@ local function end_job(job, reason, by, events, keep_ms, dead_reason)
   save(job, 'state', 'done', 'reason', reason, 'by', by, 'owner', '', 'fence', '', 'seq', job.seq, 'n', job.n,
     'pt', job.pt, 'tries', job.tries, 'strikes', job.strikes, 'ended', NOW)
   unplace(job)
+  if job.state == 'running' or job.state == 'gone' then rest_if_idle() end
+  if job.n > 0 or job.seq > #events then measure(job.pt + job.n) end
   if job.paid > 0 then charge(job.band, job.tenant, job.pt + job.n - job.paid) end
   for i, event in ipairs(events) do
     redis.pcall('XADD', log, int(first + i - 1) .. '-0', 'e', event)
@@ -79,6 +64,31 @@ end
 
 local function fail(job, code, message, keep_ms)
   end_job(job, 'failed', code, {terminal_event('failed', job, error_json(code, message))}, keep_ms)
+end
+
+-- Something of a job is left, but its record is not: its readers are told, after the last event they can have seen.
+-- nil for what is no job's id.
+local function lose(id, band, tenant, keep_ms)
+  if not string.match(id, '^[a-z0-9][a-z0-9._-]*%.' .. string.rep('%w', 22) .. '$') then return nil end
+  local log = P .. ':tokens:' .. id
+  local last = redis.pcall('XREVRANGE', log, '+', '-', 'COUNT', 1)
+  if last.err then redis.call('DEL', log) end
+  local seq, event = 0, ''
+  if last[1] then seq, event = num(string.match(last[1][1], '^%d+')), last[1][2][2] end
+  local kind = string.match(event, '^{"v":1,"type":"(%l+)"')
+  if kind == 'finished' or kind == 'failed' or kind == 'cancelled' or kind == 'expired' then
+    redis.call('DEL', P .. ':body:' .. id, P .. ':ids:' .. id)
+    redis.call('PEXPIRE', log, int(keep_ms))
+    return 'expiring'
+  end
+  local lost = {id = id, band = band, tenant = tenant, state = 'gone', fp = '', idem = ''}
+  for _, field in ipairs(NUMBERS) do lost[field] = 0 end
+  lost.seq = seq
+  -- The record said where else it was named.
+  for _, key in ipairs({P .. ':deadlines', P .. ':later'}) do redis.call('ZREM', key, id) end
+  for _, any in ipairs(BANDS) do redis.call('ZREM', P .. ':leases:' .. any, id) end
+  fail(lost, 'job_lost', 'the record of the job is gone', keep_ms)
+  return 'lost'
 end
 
 -- Too often without progress, or too often at all. A job may ask for fewer attempts than that, never for more.

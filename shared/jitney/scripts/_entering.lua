@@ -54,6 +54,7 @@ local function enter(new, idem)
     fields[#fields + 1] = field
     fields[#fields + 1] = value
   end
+  if new.is_later then add('due', int(new.not_before)) end
   if new.max > 0 then add('max', int(new.max)) end
   if new.max_attempts > 0 then add('rmax', int(new.max_attempts)) end
   if deadline > 0 then add('deadline', int(deadline)) end

@@ -6,7 +6,7 @@
 --   done      none
 local TEXTS = {'state', 'band', 'tenant', 'eid', 'fp', 'was', 'fence', 'owner', 'reason', 'by', 'idem', 'err'}
 local NUMBERS = {'est', 'pt', 'seq', 'n', 'at', 'tries', 'strikes', 'cseq', 'since', 'started',
-                 'deadline', 'qdeadline', 'paid', 'max', 'ttl', 'vt', 'rmax'}
+                 'deadline', 'qdeadline', 'paid', 'max', 'ttl', 'vt', 'rmax', 'due', 'lease'}
 local FIELDS = {}
 for _, field in ipairs(TEXTS) do FIELDS[#FIELDS + 1] = field end
 for _, field in ipairs(NUMBERS) do FIELDS[#FIELDS + 1] = field end
@@ -52,8 +52,15 @@ local function read_entry(fields)
   return id, (est >= 0 and est < 1e9) and est or 0
 end
 
+-- What a stranger put where something of ours belongs would stop every script that looks there.
+local function clear_unless(kind, key)
+  local has = redis.call('TYPE', key).ok
+  if has ~= kind and has ~= 'none' then redis.call('DEL', key) end
+end
+
 local function push(job)
   local stream = P .. ':jobs:' .. job.band .. ':' .. job.tenant
+  clear_unless('stream', stream)
   job.eid = redis.call('XADD', stream, '*', 'j', job.id, 'est', int(job.est))
   add_counts(1, job.est)
   join(job.band, job.tenant)
@@ -61,8 +68,9 @@ end
 
 local function close_if_empty(band, tenant)
   local stream = P .. ':jobs:' .. band .. ':' .. tenant
-  if redis.call('XLEN', stream) > 0 then return end
-  -- An empty stream still costs 4 KB.
+  local length = redis.pcall('XLEN', stream)
+  if type(length) == 'number' and length > 0 then return end
+  -- An empty stream still costs 4 KB, and what is no stream names no job.
   redis.call('DEL', stream)
   leave(band, tenant)
 end
@@ -75,7 +83,8 @@ end
 local function hand(job)
   local leases = P .. ':leases:' .. job.band
   if not is_bound(job) then
-    redis.call('ZADD', leases, job.at, job.id)
+    -- By a clock that was set back since, it was enqueued in the future: no claim would look at it till then.
+    redis.call('ZADD', leases, math.min(job.at, NOW), job.id)
     ring(P .. ':bell')
     return
   end
@@ -85,22 +94,10 @@ local function hand(job)
   ring(P .. ':bell:' .. job.fp)
 end
 
--- The owner gives the job back: at once, or after a delay.
-local function give_back(job, delay_ms)
-  job.state = delay_ms > 0 and 'later' or 'returned'
-  save(job, 'state', job.state, 'owner', '', 'fence', '', 'since', NOW, 'tries', job.tries, 'strikes', job.strikes)
-  if delay_ms > 0 then
-    redis.call('ZREM', P .. ':leases:' .. job.band, job.id)
-    redis.call('ZADD', P .. ':later', NOW + delay_ms, job.id)
-  else
-    hand(job)
-  end
-end
-
 local function unplace(job)
   if job.state == 'waiting' then
     add_counts(-1, -job.est)
-    redis.call('XDEL', P .. ':jobs:' .. job.band .. ':' .. job.tenant, job.eid)
+    redis.pcall('XDEL', P .. ':jobs:' .. job.band .. ':' .. job.tenant, job.eid)
     close_if_empty(job.band, job.tenant)
   elseif job.state == 'later' then
     redis.call('ZREM', P .. ':later', job.id)

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- with: base fair places ending recount
+-- with: base fair pace places ending recount
 -- Hand out up to `credit` jobs to `worker`. Band by band: what was handed back or lost its lease, then new
 -- jobs, the least served tenant first. A fence is nonce.k, so `adopt` finds them again if the reply is lost.
 local worker, nonce, credit, fp = ARGV[2], ARGV[3], num(ARGV[4]), ARGV[5]
@@ -9,12 +9,17 @@ local ROUNDS = 8
 local SLICE = 64
 local DEFAULT_OUTPUT = 128
 
+-- Its sender has asked what it gave, and been told: nothing. See adopt.
+local last = redis.pcall('GET', P .. ':last:' .. worker)
+if type(last) == 'string' and string.match(last, '^%S+') == nonce then return {{}, {}, 0, 0, -1} end
+
 local taken, ids, gone, moved = {}, {}, {}, 0
 -- Bounds the script: entries that turn out to be nobody's cost time but no credit.
 local looks = 2 * credit + 256
 local miscounted = false
 -- Set by a suspect, a job whose claimers died without progress on it: it goes alone, and comes with nobody else.
 local closed = false
+local paused_since = idle_since()
 local average = num(redis.call('HGET', P .. ':vt', 'avg'))
 if average <= 0 then average = DEFAULT_OUTPUT end
 
@@ -65,7 +70,8 @@ local function take(job, owed)
   job.tries = job.tries + 1
   if job.started == 0 then job.started = NOW end
   save(job, 'state', 'running', 'owner', worker, 'fence', fence, 'tries', job.tries, 'strikes', job.strikes,
-    'cseq', job.seq, 'since', NOW, 'started', job.started, 'paid', job.paid + owed, 'fp', fp, 'vt', job.vt)
+    'cseq', job.seq, 'since', NOW, 'started', job.started, 'paid', job.paid + owed, 'fp', fp, 'vt', job.vt,
+    'lease', int(lease_ms))
   redis.call('ZADD', P .. ':leases:' .. job.band, NOW + lease_ms, job.id)
   local left = job.deadline > 0 and job.deadline - NOW or -1
   local prompt_ids = redis.pcall('GET', P .. ':ids:' .. job.id)
@@ -122,12 +128,7 @@ local function discard(stream, band, tenant, entry, id, job)
   redis.call('XDEL', stream, entry[1])
   miscounted = true
   if job then return end
-  if id and string.match(id, '^[a-z0-9][a-z0-9._-]*%.' .. string.rep('%w', 22) .. '$') then
-    if redis.call('EXISTS', P .. ':tokens:' .. id, P .. ':job:' .. id) == 0 then
-      local lost = {id = id, band = band, tenant = tenant, state = 'gone', fp = '', idem = ''}
-      for _, field in ipairs(NUMBERS) do lost[field] = 0 end
-      fail(lost, 'job_lost', 'the record of the job is gone', keep_ms)
-    end
+  if id and redis.call('EXISTS', P .. ':job:' .. id) == 0 and lose(id, band, tenant, keep_ms) then
     gone[#gone + 1] = id
     return
   end
@@ -192,6 +193,7 @@ for _, band in ipairs(BANDS) do
   take_new(band)
 end
 
+if #taken > 0 and paused_since then wake(paused_since) end
 if #ids > 0 then redis.call('SET', P .. ':last:' .. worker, nonce .. ' ' .. table.concat(ids, ' '), 'PX', lease_ms) end
 if miscounted then recount() end
 local waiting = num(redis.call('HGET', P .. ':counts', 'jobs'))

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- with: base fair places ending
+-- with: base fair pace places ending
 -- KEYS: counts, job, log. ARGV: prefix, id, fence, first seq, completion tokens, prompt tokens or '', reason,
 -- keep or '', dead reason or '', events (the terminal one last).
 local id, fence, first, n = ARGV[2], ARGV[3], num(ARGV[4]), num(ARGV[5])
@@ -16,5 +16,4 @@ if n > 0 then
   average = average and num(average) or n
   redis.call('HSET', P .. ':vt', 'avg', average + (n - average) / 32)
 end
-measure_rate(job.pt + n)
 return {'ok'}

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- with: base fair places
+-- with: base fair pace places giving
 -- KEYS: counts, job. The owner hands a job back of its own will: this attempt does not count.
 local id, fence, delay_ms = ARGV[2], ARGV[3], num(ARGV[4])
 local job, refusal = owned(id, fence)

@@ -5,7 +5,8 @@ local expiry = int(NOW + num(ARGV[2]))
 local lost, leases = {}, {}
 for i = 3, #ARGV, 3 do
   local id, fence, band = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-  if fence == '' or redis.call('HGET', P .. ':job:' .. id, 'fence') ~= fence then
+  -- pcall: what somebody put in the place of one record must not cost the leases of all others.
+  if fence == '' or redis.pcall('HGET', P .. ':job:' .. id, 'fence') ~= fence then
     lost[#lost + 1] = id
   else
     local members = leases[band] or {}

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from jitney.logs import configure
-from jitney.settings import default_data_dir
+from jitney.settings import client_settings, default_data_dir
 from jitney_worker import cli as flags
 from jitney_worker.settings import WorkerSettings
 from jitney_worker.stack.local import LocalStack, StackSettings, unless_stopped
@@ -81,7 +81,11 @@ async def _up(given: dict[str, Any], *, offline: bool, num_workers: int, **where
     resolve(settings.model, offline=settings.offline)  # fetched before anything starts, with its progress shown
     queue = settings.queue_name
     stack_settings = StackSettings(
-        queue=queue, num_workers=num_workers, worker_flags=worker_flags({**given, "queue": queue}), **where
+        queue=queue,
+        num_workers=num_workers,
+        worker_flags=worker_flags({**given, "queue": queue}),
+        durability=client_settings().durability,
+        **where,
     )
     stack, stopping = LocalStack(stack_settings), asyncio.Event()
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from jitney.durability import Durability
 from jitney.embedded import EmbeddedServer
 from jitney.errors import ServerError
 from jitney.tasks import end_tasks
@@ -25,7 +26,10 @@ STOP_MARGIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class StackSettings:
-    """What to start. redis_url: absent = the embedded server. worker_flags: passed to every worker."""
+    """What to start. redis_url: absent = the embedded server. worker_flags: passed to every worker.
+
+    durability: strict = the embedded server flushes before it answers, as strict clients ask of it.
+    """
 
     data_dir: Path
     queue: str
@@ -37,6 +41,7 @@ class StackSettings:
     num_threads: int | None = None
     drain_timeout_s: float = 20.0
     environment: dict[str, str] = field(default_factory=dict)
+    durability: Durability = "default"
 
 
 class LocalStack:
@@ -135,7 +140,8 @@ class LocalStack:
             raise ServerError(f"another `jitney up` uses {data_dir}: stop it, or give another --data-dir") from None
         # Launched in the main thread: the kernel ends the server with the thread that started it. A large file
         # takes its time to load, and the loop must hear a SIGTERM meanwhile.
-        self._server = EmbeddedServer(data_dir / "redis", tethered=True)
+        appendfsync = "always" if self._settings.durability == "strict" else "everysec"
+        self._server = EmbeddedServer(data_dir / "redis", appendfsync=appendfsync, tethered=True)
         self._server.launch()
         await asyncio.to_thread(self._server.wait_until_ready)
         self.redis_url = self._server.url
