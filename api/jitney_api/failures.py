@@ -12,11 +12,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from jitney.errors import InvalidJob, JitneyError, JobEnded, Overloaded, QueueUnavailable
+from jitney.errors import (
+    InvalidJob,
+    JitneyError,
+    JobEnded,
+    NotDurable,
+    Overloaded,
+    QueueUnavailable,
+    SettingsError,
+)
 from jitney.keys import JobId
 from jitney.logs import logger
 from jitney.messages import Event
 from jitney.result import Collector
+from jitney_api.trouble import trouble_of
 
 MAX_MESSAGE_CHARS: Final = 1_000
 MAX_ECHO_CHARS: Final = 64
@@ -38,6 +47,7 @@ _STATUS_BY_CODE: Final[dict[str, int]] = {
     "headers_too_large": 431,
     "job_cancelled": CLIENT_CLOSED,
     "job_expired": 504,
+    "bad_settings": 503,
 }
 _STATUS_BY_TYPE: Final[dict[str, int]] = {
     "invalid_request_error": 400,
@@ -92,8 +102,10 @@ def wire_of(error: JitneyError) -> dict[str, Any]:
     What Redis said stays in the log: it may name hosts that are nobody's business over HTTP.
     """
     wire = error.wire()
-    if isinstance(error, QueueUnavailable):
-        wire["message"] = "the queue does not answer just now; try again"
+    if isinstance(error, NotDurable):
+        wire["message"] = f"job {error.job_id} was taken, but is not known to be on disk; it may run all the same"
+    elif isinstance(error, QueueUnavailable):
+        wire["message"] = trouble_of(error).message
     if isinstance(error, JobEnded) and error.error.get("message"):
         wire["message"] = error.error["message"]
     return wire
@@ -111,6 +123,11 @@ def _headers(error: JitneyError, status: int) -> dict[str, str]:
         return {"x-should-retry": "false", JOB_ID_HEADER: error.job_id}
     if isinstance(error, Overloaded):
         return _retry_after(error.retry_after_s)
+    if isinstance(error, QueueUnavailable):
+        wait_s = trouble_of(error).retry_after_s
+        return {"x-should-retry": "false"} if wait_s is None else _retry_after(wait_s)
+    if isinstance(error, SettingsError):
+        return {"x-should-retry": "false"}
     if status == 503:
         return _retry_after(UNAVAILABLE_RETRY_S)
     if status == 408:
@@ -125,7 +142,7 @@ def _retry_after(seconds: float) -> dict[str, str]:
 async def on_jitney_error(_request: Request, error: Exception) -> Response:
     """Handler for the project's own errors."""
     assert isinstance(error, JitneyError)
-    if isinstance(error, QueueUnavailable):
+    if isinstance(error, QueueUnavailable | SettingsError):
         logger().warning("queue_unavailable", error=str(error))
     return error_response(error)
 

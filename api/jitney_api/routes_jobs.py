@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from jitney.errors import InvalidJob, JobEnded, JobNotFound
+from jitney.errors import InvalidJob, JobEnded, JobNotFound, StreamLost
 from jitney.follower import parse as parse_event
 from jitney.keys import JobId, queue_of
 from jitney.records import JobStatus
@@ -59,7 +59,7 @@ async def cancel_job(request: Request, job_id: str) -> dict[str, Any]:
     return {**_links(JobId(job_id)), "object": "job", **_standing(await _status(service, job_id))}
 
 
-@router.get("/{job_id}/events", responses={200: {"content": {"text/event-stream": {}}}, **errors(400, 404, 503)})
+@router.get("/{job_id}/events", responses={200: {"content": {"text/event-stream": {}}}, **errors(400, 404, 410, 503)})
 async def job_events(
     request: Request,
     job_id: str,
@@ -70,17 +70,20 @@ async def job_events(
     """The job's events from a cursor on, past ones and then live ones, as server-sent events.
 
     `Last-Event-ID`, which browsers send when they reconnect, wins over `starting_after`. Watching never
-    cancels. 204 when the job has ended and all of it was seen: it tells a browser to stop reconnecting.
+    cancels. 204 when the job has ended and all of it was seen: it tells a browser to stop reconnecting. 410 when the
+    log does not reach the cursor: Redis lost a part of it, and what was seen is no beginning of what is there now.
     """
     service = service_of(request)
     cursor = _last_event_id(request, starting_after)
     status = await _status(service, job_id)
-    if status.state == "done" and cursor >= status.seq:
+    if status.state == "done" and cursor == status.seq:
         return Response(status_code=204, headers={JOB_ID_HEADER: status.id})
     heading = await service.heading(status.id)
     frames = frames_for(stream_format, heading, include_usage=include_usage)
-    # What is in the log already goes out in the first write; otherwise the headers need not wait.
-    hold_s = service.settings.headers_hold_s if status.seq > cursor else 0.0
+    if cursor > status.seq and (status.state != "running" or frames.needs_past):
+        raise StreamLost(f"the log of job {status.id} ends at event {status.seq}; event {cursor} was of another one")
+    # What is in the log already goes out in the first write; when there is nothing new the headers need not wait.
+    hold_s = service.settings.headers_hold_s if status.seq != cursor else 0.0
     terms = StreamTerms(cursor=cursor, hold_s=hold_s)
     return EventStream(service.client.reader, status.id, frames, service.settings, terms)
 

@@ -60,6 +60,10 @@ Model = Annotated[str, Field(min_length=1)]
 Stop = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})]
 
 
+# Checked by hand, once for every door: pydantic's message for a wrong key would be about a number.
+LogitBias = Annotated[Any, WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})]
+
+
 class Open(BaseModel):
     """Base of request models: frozen, unknown members ignored."""
 
@@ -135,6 +139,18 @@ class Sampled(Open):
     stop: Stop = None
     stop_token_ids: list[Int] | None = None
     ignore_eos: Bool | None = None
+    n: Int | None = None
+    min_p: Float | None = None
+    presence_penalty: Float | None = None
+    frequency_penalty: Float | None = None
+    repetition_penalty: Float | None = None
+    logit_bias: LogitBias = None
+    allowed_token_ids: list[Int] | None = None
+    bad_words: list[str] | None = None
+    min_tokens: Int | None = None
+    include_stop_str_in_output: Bool | None = None
+    skip_special_tokens: Bool | None = None
+    truncate_prompt_tokens: Int | None = None
 
 
 class Queued(Open):

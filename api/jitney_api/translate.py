@@ -18,9 +18,8 @@ _QUEUED: Final = tuple(name for name in Queued.model_fields if name != "idempote
 
 def completion_job(asked: CompletionRequest) -> JobSpec:
     """The job of a text completion. Raises InvalidJob."""
-    sampling = _sampling(asked, logprobs=asked.logprobs)
-    if asked.max_tokens is None:
-        sampling = sampling.model_copy(update={"max_tokens": COMPLETION_MAX_TOKENS})
+    limit = COMPLETION_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
+    sampling = _sampling(asked, logprobs=asked.logprobs, max_tokens=limit)
     return _job(asked, sampling, prompt=asked.prompt, on_disconnect=_on_disconnect(asked))
 
 
@@ -29,9 +28,7 @@ def chat_job(asked: ChatRequest) -> JobSpec:
     limit = asked.max_completion_tokens
     if limit is not None and limit < 1:
         raise InvalidJob(f"max_completion_tokens must be at least 1 (given: {limit})", param="max_completion_tokens")
-    sampling = _sampling(asked, logprobs=_chat_logprobs(asked))
-    if limit is not None:
-        sampling = sampling.model_copy(update={"max_tokens": limit})
+    sampling = _sampling(asked, logprobs=_chat_logprobs(asked), max_tokens=asked.max_tokens if limit is None else limit)
     messages = tuple(message.plain() for message in asked.messages)
     return _job(asked, sampling, messages=messages, on_disconnect=_on_disconnect(asked))
 
@@ -40,7 +37,7 @@ def detached_job(asked: JobRequest) -> JobSpec:
     """The job of `POST /v1/jobs`. Raises InvalidJob."""
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidJob("give exactly one of prompt and messages", param="prompt")
-    sampling = _sampling(asked, logprobs=asked.logprobs)
+    sampling = _sampling(asked, logprobs=asked.logprobs, max_tokens=asked.max_tokens)
     given: dict[str, Any] = {}
     if asked.messages is not None:
         given["messages"] = tuple(message.plain() for message in asked.messages)
@@ -61,9 +58,8 @@ def _chat_logprobs(asked: ChatRequest) -> int | None:
     return (top or 0) if asked.logprobs else None
 
 
-def _sampling(asked: Sampled, *, logprobs: int | None) -> SamplingParams:
-    given = {name: getattr(asked, name) for name in _SAMPLED}
-    given["logprobs"] = logprobs
+def _sampling(asked: Sampled, *, logprobs: int | None, max_tokens: int | None) -> SamplingParams:
+    given = {name: getattr(asked, name) for name in _SAMPLED} | {"logprobs": logprobs, "max_tokens": max_tokens}
     return sampling_params(**{name: value for name, value in given.items() if value is not None})
 
 

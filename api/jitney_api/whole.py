@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from jitney.channel import ChannelReader
-from jitney.errors import StreamLost
-from jitney.result import Collector, Result
+from jitney.gathering import gather
+from jitney.result import Result
 from jitney_api.answers import Heading
 from jitney_api.failures import JOB_ID_HEADER, ApiStopping
 from jitney_api.presence import ClientGone, client_leaves, unless
@@ -33,7 +33,7 @@ class WholeAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            result = await unless(self._gather(), client_leaves(receive))
+            result = await unless(gather(self._reader, self._heading.job_id), client_leaves(receive))
         except ClientGone:
             await self._on_gone()
             return
@@ -42,13 +42,3 @@ class WholeAnswer(Response):
         self.body = orjson.dumps(self._shape(self._heading, result))
         self.headers["content-length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
-
-    async def _gather(self) -> Result:
-        collector = Collector(self._heading.job_id)
-        async with self._reader.follow(self._heading.job_id) as stream:
-            async for messages in stream:
-                for message in messages:
-                    result = collector.add(message.event)
-                    if result is not None:
-                        return result
-        raise StreamLost("the job's log ended without a last event")

@@ -14,13 +14,16 @@ from jitney.cards import QueueCard
 from jitney.channel import ChannelReader, Message
 from jitney.connection import connect
 from jitney.durability import Durability, Proof, find_proof
-from jitney.errors import InvalidJob, JobNotFound, NotDurable, QueueUnavailable, SettingsError, StreamLost
+from jitney.errors import InvalidJob, JobNotFound, NotDurable, QueueUnavailable, SettingsError
+from jitney.gathering import gather
 from jitney.keys import JobId, new_job_id, queue_of
 from jitney.messages import Event, JobSpec
 from jitney.queue import Enqueued, Entry, JobStatus, Limits, Queue
-from jitney.result import Collector, Result
+from jitney.result import Result
 from jitney.settings import client_settings, usable_url
+from jitney.single_flight import SingleFlight
 from jitney.submission import check_against, check_idempotency_key, entry_for, find_card, spec_from
+from jitney.topology import redirection
 
 CARD_LIFE_S = 5.0
 Prompt = str | Sequence[int]
@@ -40,7 +43,8 @@ class AsyncJob:
     async def stream(self, cursor: int = 0) -> AsyncGenerator[Event, None]:
         """Every event after `cursor`, `started` and the terminal one included.
 
-        Raises JobNotFound for an unknown job, StreamLost if the log vanishes, QueueUnavailable.
+        Raises JobNotFound for an unknown job, QueueUnavailable, and StreamLost if the log vanishes, is another one
+        than was read, or does not reach the cursor.
         """
         async with contextlib.aclosing(self.batches(cursor)) as batches:
             async for batch in batches:
@@ -56,16 +60,11 @@ class AsyncJob:
     async def result(self, timeout_s: float | None = None) -> Result:
         """Wait for the job's end. After `timeout_s` TimeoutError; the job goes on all the same.
 
-        Raises JobFailed, JobCancelled or JobExpired (each with the text so far) when it did not finish.
+        Raises JobFailed, JobCancelled or JobExpired (each with the text so far) when it did not finish; StreamLost
+        when the job is gone. A log that Redis lost a part of is read again once it has been written again.
         """
-        collector = Collector(self.id)
-        async with asyncio.timeout(timeout_s), contextlib.aclosing(self.batches()) as batches:
-            async for batch in batches:
-                for message in batch:
-                    result = collector.add(message.event)
-                    if result is not None:
-                        return result
-        raise StreamLost(f"the log of {self.id} ended without a last event")
+        async with asyncio.timeout(timeout_s):
+            return await gather(self._client.reader, self.id)
 
     async def cancel(self) -> bool:
         """End the job now. False if it had already ended. Raises JobNotFound."""
@@ -114,11 +113,10 @@ class AsyncClient:
         address = usable_url(url or settings.url)
         self.redis = connect(address, name=name)
         self.reader = ChannelReader(address)
-        self._queues: dict[str, Queue] = {}
         self._cards: dict[str, tuple[float, str, QueueCard]] = {}
-        self._reading_card = asyncio.Lock()
+        self._reading_cards = SingleFlight[tuple[str, QueueCard]]()
         self._proof: Proof | None = None
-        self._finding_proof = asyncio.Lock()
+        self._finding_proof = SingleFlight[Proof]()
 
     async def enqueue(
         self,
@@ -152,10 +150,9 @@ class AsyncClient:
     async def _enqueue(self, queue: Queue, entry: Entry) -> Enqueued:
         if self._durability == "default":
             return await queue.enqueue(entry, self._limits)
-        async with self._finding_proof:
-            if self._proof is None:
-                self._proof = await find_proof(self.redis, queue.keys)
-            proof = self._proof
+        proof = self._proof
+        if proof is None:
+            proof = self._proof = await self._finding_proof.ask("", lambda: find_proof(self.redis, queue.keys))
         try:
             return await queue.enqueue_synced(entry, self._limits, proof)
         except NotDurable:
@@ -181,9 +178,7 @@ class AsyncClient:
 
     def queue(self, name: str) -> Queue:
         """The queue of that name, for what this class has no method for."""
-        if name not in self._queues:
-            self._queues[name] = Queue(self.redis, name)
-        return self._queues[name]
+        return Queue(self.redis, name)  # not kept: whoever asks for ids may name any number of queues
 
     async def card(self, name: str | None = None) -> tuple[str, QueueCard]:
         """The queue that a queue, alias or model names (absent: the client's own), and its card.
@@ -192,17 +187,19 @@ class AsyncClient:
         """
         name = name or self._destination or ""
         clock = asyncio.get_running_loop().time
-        async with self._reading_card:
-            known = self._cards.get(name)
-            if known is None or known[0] < clock():
-                async with answering():
-                    queue, card = await find_card(self.redis, name)
-                known = self._cards[name] = (clock() + CARD_LIFE_S, queue, card)
-        return known[1], known[2]
+        known = self._cards.get(name)
+        if known is not None and known[0] >= clock():
+            return known[1], known[2]
+        async with answering():
+            queue, card = await self._reading_cards.ask(name, lambda: find_card(self.redis, name))
+        self._cards[name] = (clock() + CARD_LIFE_S, queue, card)
+        return queue, card
 
     async def aclose(self) -> None:
         """Close the connections. Jobs go on; streams that are still open raise QueueUnavailable."""
         await self.reader.aclose()
+        await self._reading_cards.aclose()
+        await self._finding_proof.aclose()
         await self.redis.aclose()
 
     async def __aenter__(self) -> AsyncClient:
@@ -224,4 +221,4 @@ async def answering() -> AsyncIterator[None]:
     try:
         yield
     except (RedisError, OSError) as error:
-        raise QueueUnavailable(f"Redis does not answer: {error}") from error
+        raise QueueUnavailable(f"Redis does not answer: {redirection(error) or error}") from error

@@ -6,24 +6,30 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from redis.exceptions import BusyLoadingError, ConnectionError, ReadOnlyError, RedisError, ResponseError, TimeoutError
+from redis.exceptions import (
+    ClusterDownError,
+    ConnectionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+    TimeoutError,
+    TryAgainError,
+)
 
 from jitney import scripts
 from jitney.connection import Redis
 from jitney.errors import QueueUnavailable
 from jitney.keys import Keys
+from jitney.topology import redirection
 
-_REFUSED_WRITES: Final = (
-    "OOM",
-    "READONLY",
-    "LOADING",
-    "MISCONF",
-    "NOREPLICAS",
-    "MASTERDOWN",
-    "CLUSTERDOWN",
-    "BUSY",
-    "TRYAGAIN",
-)
+_UNWILLING: Final = (OutOfMemoryError, ReadOnlyError, ClusterDownError, TryAgainError)
+"""Refusals that redis-py knows, and whose code it strips; MASTERDOWN is a kind of CLUSTERDOWN there."""
+
+_UNWILLING_WORDS: Final = ("OOM", "READONLY", "LOADING", "MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "BUSY")
+"""How the others begin, and those that come behind an "ERR ", which is stripped as well."""
+
+_OF_A_PIPELINE: Final = " of pipeline caused error: "
+"""What redis-py puts before them, after the command; they themselves stand in brackets and quotes then."""
 
 
 class ScriptedQueue:
@@ -47,20 +53,18 @@ class ScriptedQueue:
 
 @contextlib.contextmanager
 def or_unavailable() -> Iterator[None]:
-    """QueueUnavailable for a server that does not answer, or refuses to write; other errors stay what they are."""
+    """QueueUnavailable for a server that does not answer, or not just now; other errors stay what they are."""
     try:
         yield
-    except (ConnectionError, TimeoutError, ReadOnlyError, BusyLoadingError) as error:
+    except (ConnectionError, TimeoutError) as error:  # LOADING is a kind of the first
         raise QueueUnavailable(f"Redis does not take the job: {error}") from error
     except ResponseError as error:
-        if not _refuses_writes(error):
+        if elsewhere := redirection(error):
+            raise QueueUnavailable(f"Redis does not take the job: {elsewhere}") from error
+        words = str(error).rpartition(_OF_A_PIPELINE)[2].lstrip("('\"")
+        if not (isinstance(error, _UNWILLING) or words.startswith(_UNWILLING_WORDS)):
             raise
         raise QueueUnavailable(f"Redis refuses to write: {error}") from error
-
-
-def _refuses_writes(error: RedisError) -> bool:
-    """redis-py strips the code of some errors and keeps it on others."""
-    return type(error).__name__ == "OutOfMemoryError" or str(error).startswith(_REFUSED_WRITES)
 
 
 def milliseconds(seconds: float | None) -> int:

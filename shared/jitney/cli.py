@@ -71,13 +71,31 @@ def enqueue(
     stop_token_ids: Annotated[list[int] | None, typer.Option(help="Token id that ends it; may be repeated.")] = None,
     ignore_eos: Annotated[bool | None, typer.Option("--ignore-eos", help="Go on after an end token.")] = None,
     logprobs: Annotated[int | None, typer.Option(help="Log probabilities of so many tokens, in the events.")] = None,
+    n: Annotated[int | None, typer.Option(help="Answers to the prompt; the first one is shown.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Keep tokens so probable in relation to the best.")] = None,
+    presence_penalty: Annotated[float | None, typer.Option(help="Against tokens that were said.")] = None,
+    frequency_penalty: Annotated[float | None, typer.Option(help="The same, each time they were.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Against those of the prompt as well.")] = None,
+    logit_bias: Annotated[list[str] | None, typer.Option(metavar="ID=BIAS", help="May be repeated.")] = None,
+    allowed_token_ids: Annotated[list[int] | None, typer.Option(help="Nothing else is said; repeat.")] = None,
+    bad_words: Annotated[list[str] | None, typer.Option(help="Text that must not come; may be repeated.")] = None,
+    min_tokens: Annotated[int | None, typer.Option(help="Tokens before the answer may end.")] = None,
+    include_stop_str_in_output: Annotated[
+        bool | None, typer.Option("--include-stop-str-in-output", help="Show what ended the answer.")
+    ] = None,
+    skip_special_tokens: Annotated[
+        bool | None, typer.Option("--skip-special-tokens/--show-special-tokens", help="Are they text?")
+    ] = None,
+    prompt_logprobs: Annotated[int | None, typer.Option(help="As --logprobs, of the prompt.")] = None,
+    echo: Annotated[bool | None, typer.Option("--echo", help="Begin with the prompt.")] = None,
+    truncate_prompt_tokens: Annotated[int | None, typer.Option(help="Keep the prompt's end; -1: what fits.")] = None,
     band: Annotated[str | None, typer.Option(help="interactive, standard or bulk.")] = None,
     priority: Annotated[int | None, typer.Option(help="Lower is sooner.")] = None,
     timeout_s: Annotated[float | None, typer.Option(help="Seconds the job may take in all.")] = None,
     idempotency_key: Annotated[str | None, typer.Option(help="A job with this key is enqueued once.")] = None,
 ) -> None:
     """Enqueue a job and stream its text."""
-    options = {
+    options: dict[str, Any] = {
         "max_tokens": max_tokens,
         "temperature": temperature,
         "top_p": top_p,
@@ -87,11 +105,25 @@ def enqueue(
         "stop_token_ids": stop_token_ids,
         "ignore_eos": ignore_eos,
         "logprobs": logprobs,
+        "n": n,
+        "min_p": min_p,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "repetition_penalty": repetition_penalty,
+        "allowed_token_ids": allowed_token_ids,
+        "bad_words": bad_words,
+        "min_tokens": min_tokens,
+        "include_stop_str_in_output": include_stop_str_in_output,
+        "skip_special_tokens": skip_special_tokens,
+        "prompt_logprobs": prompt_logprobs,
+        "echo": echo,
+        "truncate_prompt_tokens": truncate_prompt_tokens,
         "band": band,
         "priority": priority,
         "timeout_s": timeout_s,
     }
     with outcomes():
+        options["logit_bias"] = _biases(logit_bias)
         chat = None if messages is None else _read_messages(messages)
         text = sys.stdin.read() if prompt == "-" else prompt
         with Client(redis_url, queue=queue, model=model, name="jitney-cli") as client:
@@ -100,6 +132,14 @@ def enqueue(
                 typer.echo(job.id)
             else:
                 _stream_text(job)
+
+
+def _biases(given: list[str] | None) -> dict[str, str] | None:
+    """`ID=BIAS` as the object that a job has; what is neither an id nor a number is refused there."""
+    pairs = [text.partition("=") for text in given or ()]
+    if not all(bias for _, _, bias in pairs):
+        raise InvalidJob("logit_bias: write ID=BIAS, a token id and a number", param="logit_bias")
+    return {token_id.strip(): bias for token_id, _, bias in pairs} or None
 
 
 @app.command()

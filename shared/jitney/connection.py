@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 import random
-from typing import Any
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import redis.asyncio as aredis
 from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialWithJitterBackoff
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.exceptions import ClusterDownError, ReadOnlyError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+T = TypeVar("T")
 
 Redis = aredis.Redis
 """An asyncio client made by this module: bytes in, bytes out."""
@@ -23,6 +31,11 @@ _ONE_SHAPE: dict[str, Any] = (
 )
 
 
+_ELSEWHERE = (ReadOnlyError, ClusterDownError)
+"""READONLY and MASTERDOWN: this server is no primary any more. After a failover the address may lead to another one
+already, but an open connection stays with the old one for as long as that lives: it is given up, and made anew."""
+
+
 def pause_s(num_failures: int) -> float:
     """Seconds before Redis is asked again, at random, so that a thousand of us do not come back at once.
 
@@ -32,11 +45,13 @@ def pause_s(num_failures: int) -> float:
 
 
 def connect(url: str, *, name: str = "jitney", timeout_s: float = 5.0, max_connections: int = 32) -> Redis:
-    """A client for short calls: a lost connection is tried again three times, then the error is the caller's.
+    """A client for short calls, each of which has ended after about `timeout_s`, with or without an answer.
 
-    More calls at once than `max_connections` wait for a free one: the plain pool would refuse them.
+    A lost connection is tried again three times, at once; a call that was not answered in time is not: it had its
+    time, and the server may still carry it out. More calls at once than `max_connections` wait for a free one.
     """
-    pool = aredis.BlockingConnectionPool.from_url(
+    silence = _Silence()
+    pool = _Places.from_url(
         url,
         timeout=POOL_WAIT_S,
         socket_timeout=timeout_s,
@@ -45,11 +60,100 @@ def connect(url: str, *, name: str = "jitney", timeout_s: float = 5.0, max_conne
         health_check_interval=15,
         client_name=name,
         max_connections=max_connections,
-        retry=Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.5), 3),
+        retry=_RetryAtOnce(silence),
+        retry_on_error=list(_ELSEWHERE),
         **_ONE_SHAPE,
     )
+    pool.silence = silence
     client: Redis = aredis.Redis.from_pool(pool)
     return client
+
+
+class _Silence:
+    """When a call of one client was last left without an answer."""
+
+    since = 0.0
+
+    def __deepcopy__(self, _memo: object) -> _Silence:
+        return self  # each connection copies its retry policy, and all of them speak of one server
+
+
+class _RetryAtOnce(Retry):
+    """Three more tries after what failed at once; none after a silence, which is noted."""
+
+    def __init__(self, silence: _Silence) -> None:
+        super().__init__(ExponentialWithJitterBackoff(base=0.02, cap=0.5), 3, (RedisConnectionError,))
+        self._silence = silence
+
+    def __deepcopy__(self, memo: object) -> _RetryAtOnce:
+        other = _RetryAtOnce(self._silence)
+        other.update_supported_errors(self._supported_errors)
+        return other
+
+    async def call_with_retry(self, do: Callable[[], Awaitable[T]], *args: Any, **kwargs: Any) -> T:
+        try:
+            return await super().call_with_retry(lambda: _noticing_the_loss(do), *args, **kwargs)
+        except RedisTimeoutError:
+            self._silence.since = time.monotonic()
+            raise
+
+
+class _NoRetry(Retry):
+    """One try, and no new connection after it.
+
+    redis-py's pub/sub makes one within the call that failed: whoever listens and whoever subscribes would both
+    make one, and one of the two would be left open.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(NoBackoff(), 0, (RedisConnectionError, RedisTimeoutError))
+
+    def __deepcopy__(self, _memo: object) -> _NoRetry:
+        return _NoRetry()
+
+    async def call_with_retry(
+        self,
+        do: Callable[[], Awaitable[T]],
+        fail: Callable[..., Any],
+        is_retryable: Any = None,
+        with_failure_count: bool = False,
+    ) -> T:
+        try:
+            return await _noticing_the_loss(do)
+        except _ELSEWHERE as error:  # the connection works, but leads to the wrong server
+            await (fail(error, 1) if with_failure_count else fail(error))
+            raise
+
+
+async def _noticing_the_loss(do: Callable[[], Awaitable[T]]) -> T:
+    """uvloop has an error of its own for writing to a connection that is gone, which redis-py lets through."""
+    try:
+        return await do()
+    except RuntimeError as error:
+        if "handler is closed" not in str(error):
+            raise
+        raise RedisConnectionError("the connection was lost") from error
+
+
+class _Places(aredis.BlockingConnectionPool):
+    """Waits for a free connection, but not behind calls that turn out to be waiting in vain.
+
+    Whoever got the place of one that was not answered would be silent for as long again, and so would the next.
+    """
+
+    silence = _Silence()
+
+    async def get_connection(self, *args: Any, **kwargs: Any) -> Any:
+        _asked_at.set(time.monotonic())
+        return await super().get_connection(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    async def ensure_connection(self, connection: Any) -> None:
+        if self.silence.since > _asked_at.get():
+            raise RedisTimeoutError("Redis did not answer those who were first")
+        await super().ensure_connection(connection)
+
+
+_asked_at = contextvars.ContextVar("_asked_at", default=0.0)
 
 
 def connect_once(url: str, *, name: str = "jitney-once", timeout_s: float = 5.0) -> Redis:
@@ -61,7 +165,8 @@ def connect_once(url: str, *, name: str = "jitney-once", timeout_s: float = 5.0)
         socket_keepalive=True,
         health_check_interval=0,
         client_name=name,
-        retry=Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.5), 0),
+        retry=_NoRetry(),
+        retry_on_error=list(_ELSEWHERE),
         **_ONE_SHAPE,
     )
     return client

@@ -5,35 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
 from jitney.connection import pause_s
 from jitney.errors import JitneyError, JobNotFound, QueueUnavailable, StreamLost
 from jitney.joblog import LOG_PAGE, PASSING_ERRORS, LogPage
-from jitney.messages import Event
+from jitney.position import Message, Position, Step, parse
 
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """An event and the very bytes it travelled in."""
-
-    event: Event
-    payload: bytes
+__all__ = ["Follower", "Message", "StartRead", "parse"]
 
 
 StartRead = Callable[[str, int], "asyncio.Task[LogPage | None]"]
-"""(job id, cursor) -> the reading of the log's next page; its result is None when neither log nor job exists."""
-
-
-def parse(payload: bytes) -> Message | None:
-    """The message in one payload; None for bytes that are no event (anybody may publish)."""
-    try:
-        event = Event.decode(payload)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return Message(event, payload) if type(event.seq) is int else None
+"""(job id, cursor) -> the reading of the log from its event `cursor` on; its result is None when log or job is gone."""
 
 
 class Follower:
@@ -43,7 +27,8 @@ class Follower:
     is dropped and read from the log instead, so that a slow reader costs no memory and loses nothing.
     An await that is cancelled loses nothing either: the next one goes on from `cursor`.
 
-    cursor: seq of the last event given out. ended: nothing more will come.
+    cursor: seq of the last event given out. ended: nothing more will come. regrowth_s: how long a log that has
+    become shorter than what was read may take to reach it again, while a worker holds the job.
     """
 
     def __init__(
@@ -55,13 +40,14 @@ class Follower:
         max_messages: int,
         max_bytes: int,
         max_outage_s: float,
+        regrowth_s: float,
     ) -> None:
         self.job_id = job_id
-        self.cursor = cursor
-        self._first_cursor = cursor
+        self._position = Position(cursor)
         self.ended = False
         self._start_read = start_read
         self._max_outage_s = max_outage_s
+        self._regrowth_s = regrowth_s
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._kept: deque[Message] = deque()
@@ -71,8 +57,14 @@ class Follower:
         self._page: asyncio.Task[LogPage | None] | None = None
         self._num_failures = 0
         self._failing_since = 0.0
+        self._num_short = 0
+        self._short_since = 0.0
         self._error: JitneyError | None = None
         self._woken = asyncio.Event()
+
+    @property
+    def cursor(self) -> int:
+        return self._position.cursor
 
     # --- what the channel's reader calls -------------------------------------------------------
 
@@ -149,18 +141,36 @@ class Follower:
         page = await self._read_page()
         if page is None:
             return []
-        if page.last is not None and page.last < self.cursor != self._first_cursor:
-            # Redis lost the end of it, and with it what was read here: the numbers come again, for other tokens.
-            self._error = StreamLost(f"the log of {self.job_id} ends at event {page.last}; {self.cursor} was read")
+        messages = [self._readable(payload) for payload in page.payloads]
+        if self.cursor and not messages:
+            await self._await_regrowth(page)
             return []
-        if len(page.payloads) >= LOG_PAGE:
+        self._num_short = 0
+        if len(page.payloads) > LOG_PAGE:
             self.look()
-        taken, has_gap = self._take([self._readable(payload) for payload in page.payloads])
-        if has_gap:
-            self._error = StreamLost(f"the log of {self.job_id} has a hole after event {self.cursor}")
-        if page.over:
+        step = self._take_of_log(messages)
+        if step.objection is not None:
+            self._error = StreamLost(f"the log of {self.job_id} {step.objection}")
+        elif page.over:
             self.ended = True
-        return taken
+        return step.taken
+
+    async def _await_regrowth(self, page: LogPage) -> None:
+        """The log ends before what was read: Redis came back without its latest moments.
+
+        The worker that wrote them, if it lives, writes them once more; a loss told at once would be no loss.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._num_short == 0:
+            self._short_since = now
+        left_s = self._short_since + self._regrowth_s - now
+        if left_s <= 0 or not page.is_running:
+            shorter = f"no longer reaches event {self.cursor}, which was read: it ends at {page.last}"
+            self._error = StreamLost(f"the log of {self.job_id} {shorter}")
+            return
+        self._num_short += 1
+        self.look()
+        await asyncio.sleep(min(left_s, pause_s(self._num_short)))
 
     async def _read_page(self) -> LogPage | None:
         """The log's next page; None if it has to be asked for again. Raises when the job is gone."""
@@ -179,6 +189,7 @@ class Follower:
             await self._pause(error)
             return None
         except RedisError as error:
+            self._is_behind = True  # or whoever reads on all the same would wait for what is in the log already
             raise QueueUnavailable(f"the log of {self.job_id} cannot be read: {error}") from error
         if page is None and not reading.cancelled():
             raise self._lost()
@@ -198,26 +209,20 @@ class Follower:
     def _drain(self) -> list[Message]:
         messages = list(self._kept)
         self._forget()
-        taken, has_gap = self._take(messages)
-        if has_gap:
-            self.look()
-        return taken
+        step = self._take(messages)
+        if step.objection is not None:
+            self.look()  # whether a message was lost, or the log is another one: the log itself will say
+        return step.taken
 
-    def _take(self, messages: list[Message]) -> tuple[list[Message], bool]:
-        """Those that follow the cursor without a gap, and whether there was one."""
-        taken: list[Message] = []
-        for message in messages:
-            seq = message.event.seq
-            if seq <= self.cursor:
-                continue
-            if seq > self.cursor + 1:
-                return taken, True
-            taken.append(message)
-            self.cursor = seq
-            if message.event.is_terminal:
-                self.ended = True
-                break
-        return taken, False
+    def _take_of_log(self, messages: list[Message]) -> Step:
+        objection = self._position.recognise(messages)
+        return Step([], objection) if objection is not None else self._take(messages)
+
+    def _take(self, messages: list[Message]) -> Step:
+        step = self._position.take(messages)
+        if step.taken and step.taken[-1].event.is_terminal:
+            self.ended = True
+        return step
 
     def _readable(self, payload: bytes) -> Message:
         message = parse(payload)

@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from redis.exceptions import ClusterDownError, ReadOnlyError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from jitney.calls import or_unavailable
 from jitney.connection import Redis
 from jitney.errors import QueueUnavailable
 from jitney.keys import JobId, Keys, queue_of
 from jitney.queue import Queue
 
 LOG_PAGE = 256
-"""Events read from a log in one call."""
+"""New events read from a log in one call."""
 
-PASSING_ERRORS = (RedisConnectionError, RedisTimeoutError, QueueUnavailable, OSError)
-"""What a restart or a failover looks like from here."""
+PASSING_ERRORS = (RedisConnectionError, RedisTimeoutError, ClusterDownError, ReadOnlyError, QueueUnavailable, OSError)
+"""What a restart or a failover looks like from here; LOADING is a kind of the first, MASTERDOWN of the third."""
 
 _CHECKED_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    """What a job's log holds after a cursor. `over`: the job has ended, at or before the cursor.
+    """A job's log from a cursor on: the event at the cursor itself first (unless that is 0), then those after it.
 
-    last: seq of the log's last event, told when there is nothing after the cursor.
+    An empty page of a cursor above 0 means: the log does not reach the cursor. The rest is told only when there
+    is nothing new: over: the job has ended with the event at the cursor. last: seq of the log's last
+    event by the job's record. is_running: a worker holds the job, and may still write what it has said.
     """
 
     payloads: list[bytes]
     over: bool = False
-    last: int | None = None
+    last: int = 0
+    is_running: bool = False
 
 
 class LogReader:
@@ -39,30 +45,31 @@ class LogReader:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
-        self._queues: dict[str, Queue] = {}
-        self._epochs: dict[str, bytes | None] = {}
 
     async def read(self, job_id: str, cursor: int) -> LogPage | None:
-        """The next page, at most LOG_PAGE events; None when nothing will come any more, for want of log or job."""
-        queue = self._queue(queue_of(job_id))
-        if queue.name not in self._epochs:
-            await self.changed_epochs({queue.name})
-        payloads = await queue.read_log(JobId(job_id), cursor, count=LOG_PAGE)
-        if payloads is None:
-            return None
-        if payloads:
-            return LogPage(payloads)
+        """The page at a cursor, at most LOG_PAGE events after it; None when log or job are gone."""
+        with or_unavailable():  # a failover answers MASTERDOWN, a long script BUSY: they pass like a lost connection
+            return await self._read(job_id, cursor)
+
+    async def _read(self, job_id: str, cursor: int) -> LogPage | None:
+        queue = Queue(self._redis, queue_of(job_id))
+        payloads = await self._page(queue, job_id, cursor)
+        if payloads is None or len(payloads) > min(cursor, 1):
+            return None if payloads is None else LogPage(payloads)
         state, seq = await self._redis.hmget(queue.keys.job(job_id), ["state", "seq"])
         if state is None:
             return None  # a log whose job record is gone will never grow again
-        last = int(seq or 0)
-        if state != b"done":
-            return LogPage([], last=last)
-        if last <= cursor:
-            return LogPage([], over=True, last=last)
+        last = _seq(seq)
+        if state != b"done" or last < cursor:
+            return LogPage(payloads, last=last, is_running=state == b"running")
+        if last == cursor and len(payloads) == min(cursor, 1):
+            return LogPage(payloads, over=True, last=last)
         # It ended between the two questions, or its log is lost.
-        payloads = await queue.read_log(JobId(job_id), cursor, count=LOG_PAGE)
+        payloads = await self._page(queue, job_id, cursor)
         return LogPage(payloads) if payloads else None
+
+    async def _page(self, queue: Queue, job_id: str, cursor: int) -> list[bytes] | None:
+        return await queue.read_log(JobId(job_id), max(0, cursor - 1), count=LOG_PAGE + 1)
 
     async def news(self, seen: Mapping[str, int]) -> set[str]:
         """Those of the jobs whose log no longer ends at the seq seen, or that are over or gone.
@@ -76,29 +83,32 @@ class LogReader:
             async with self._redis.pipeline(transaction=False) as pipe:
                 for job_id, _ in some:
                     pipe.hmget(Keys(queue_of(job_id)).job(job_id), ["state", "seq"])
-                answers = await pipe.execute()
-            for (job_id, newest), (state, seq) in zip(some, answers, strict=True):
-                if state is None or state == b"done" or int(seq or 0) != newest:
-                    moved.add(job_id)
+                answers = await pipe.execute(raise_on_error=False)
+            moved |= {
+                job_id for (job_id, newest), answer in zip(some, answers, strict=True) if _is_news(answer, newest)
+            }
         return moved
 
-    async def changed_epochs(self, queues: set[str]) -> set[str]:
-        """Those of the queues whose data set is another one than when it was first looked at."""
-        if not queues:
-            return set()
+    async def epochs(self, queues: Collection[str]) -> dict[str, bytes | None]:
+        """The identity of each queue's data set; None where nobody has given it one yet."""
         names = sorted(queues)
         async with self._redis.pipeline(transaction=False) as pipe:
             for name in names:
                 pipe.get(Keys(name).epoch)
-            answers = await pipe.execute()
-        changed = set()
-        for name, epoch in zip(names, answers, strict=True):
-            known, self._epochs[name] = self._epochs.get(name), epoch
-            if known is not None and epoch != known:
-                changed.add(name)
-        return changed
+            answers = await pipe.execute() if names else []
+        return dict(zip(names, answers, strict=True))
 
-    def _queue(self, name: str) -> Queue:
-        if name not in self._queues:
-            self._queues[name] = Queue(self._redis, name)
-        return self._queues[name]
+
+def _is_news(answer: Any, newest: int) -> bool:
+    """State and seq of a record, against the seq seen. A record that is none is news for its own readers alone."""
+    if isinstance(answer, ResponseError) and str(answer).startswith("WRONGTYPE"):
+        return True
+    if isinstance(answer, Exception):
+        raise answer
+    state, seq = answer
+    return state is None or state == b"done" or _seq(seq) != newest
+
+
+def _seq(value: bytes | str | None) -> int:
+    """0 for what is no number: anybody may have written it."""
+    return int(value) if value is not None and value.isdigit() and len(value) < 16 else 0

@@ -76,6 +76,8 @@ class JobSpec(BaseModel):
             raise ValueError("prompt is empty: give at least one character or token id")
         if isinstance(self.prompt, tuple) and min(self.prompt) < 0:
             raise ValueError(f"prompt holds token id {min(self.prompt)}; ids start at 0")
+        if self.messages is not None and self.sampling.echo:
+            raise ValueError("echo needs prompt: a chat has no one text to begin the answer with")
         if self.messages is not None and not self.messages:
             raise ValueError("messages is empty: give at least one message")
         for number, message in enumerate(self.messages or ()):
@@ -141,6 +143,8 @@ class Event:
     choice. `text` may be empty while something is held back, or come without tokens when it is flushed.
     `token_ids` and `logprobs` are parallel. A terminal event is the last one, and there is exactly one.
     max_tokens: in `started`, what the worker chose because the job named no limit; every later owner keeps to it.
+    prompt_logprobs: in the first `started` of a job that asks for them, one entry for each token of the prompt, as in
+    `logprobs`; None for the first token.
     """
 
     type: EventType
@@ -156,6 +160,7 @@ class Event:
     cached_tokens: int | None = None
     resumed_tokens: int | None = None
     max_tokens: int | None = None
+    prompt_logprobs: tuple[dict[str, Any] | None, ...] | None = None
     choices: tuple[dict[str, Any], ...] | None = None
     usage: dict[str, int] | None = None
     error: dict[str, Any] | None = None
@@ -190,7 +195,8 @@ class Event:
             text=fields.get("text", ""),
             logprobs=_tuple_or_none(fields.get("logprobs")),
             choices=_tuple_or_none(fields.get("choices")),
-            **{name: fields.get(name) for name in _OPTIONAL if name not in ("logprobs", "choices")},
+            prompt_logprobs=_tuple_or_none(fields.get("prompt_logprobs")),
+            **{name: fields.get(name) for name in _OPTIONAL if name not in _LISTS},
         )
 
 
@@ -200,6 +206,7 @@ _OPTIONAL: Final = (
     "cached_tokens",
     "resumed_tokens",
     "max_tokens",
+    "prompt_logprobs",
     "logprobs",
     "finish_reason",
     "choices",
@@ -208,7 +215,10 @@ _OPTIONAL: Final = (
 )
 
 
-def _tuple_or_none(value: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...] | None:
+_LISTS: Final = ("logprobs", "choices", "prompt_logprobs")
+
+
+def _tuple_or_none(value: list[Any] | None) -> tuple[Any, ...] | None:
     return None if value is None else tuple(value)
 
 

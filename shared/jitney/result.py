@@ -26,11 +26,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished job. `text`, `token_ids` and `finish_reason` are those of choice 0."""
+    """A finished job. `text`, `token_ids` and `finish_reason` are those of choice 0.
+
+    prompt_logprobs: one entry for each token of the prompt, None for the first; None when none were asked for.
+    """
 
     id: JobId
     choices: tuple[Choice, ...]
     usage: dict[str, int]
+    prompt_logprobs: tuple[dict[str, Any] | None, ...] | None = None
 
     @property
     def text(self) -> str:
@@ -77,6 +81,7 @@ class Collector:
     def __init__(self, job_id: JobId) -> None:
         self.job_id = job_id
         self._choices: dict[int, _Growing] = {0: _Growing()}
+        self._prompt_logprobs: tuple[dict[str, Any] | None, ...] | None = None
 
     @property
     def text(self) -> str:
@@ -85,7 +90,9 @@ class Collector:
 
     def add(self, event: Event) -> Result | None:
         """The result once `event` is `finished`. Raises JobFailed, JobCancelled or JobExpired at another ending."""
-        if event.type == "tokens":
+        if event.type == "started":
+            self._prompt_logprobs = event.prompt_logprobs or self._prompt_logprobs
+        elif event.type == "tokens":
             self._choices.setdefault(event.choice, _Growing()).add(event)
         elif event.type == "finished":
             return self._result(event)
@@ -98,7 +105,7 @@ class Collector:
             growing = self._choices.setdefault(ended["choice"], _Growing())
             growing.finish_reason = ended.get("finish_reason") or growing.finish_reason
         choices = tuple(self._choices[index].choice(index) for index in sorted(self._choices))
-        return Result(self.job_id, choices, event.usage or {})
+        return Result(self.job_id, choices, event.usage or {}, self._prompt_logprobs)
 
     def _ended(self, event: Event) -> JobEnded:
         said = (event.error or {}).get("message")

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from jitney.errors import InvalidJob
 
@@ -13,6 +23,13 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1_024
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGPROBS = 20
+MAX_CHOICES = 16
+MAX_LOGIT_BIASES = 300
+MAX_LOGIT_BIAS = 100.0
+MAX_ALLOWED_TOKEN_IDS = 65_536
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_BYTES = 256
+MIN_REPETITION_PENALTY = 0.01
 SEED_BITS = 63
 
 
@@ -21,6 +38,24 @@ def _as_list(value: Any) -> Any:
     if value is None:
         return ()
     return [value] if isinstance(value, str) else value
+
+
+def _by_token_id(value: Any) -> Any:
+    """OpenAI's shape of `logit_bias`: an object, whose keys JSON makes strings."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ValueError("must be an object of token ids and numbers from -100 to 100")
+    return {_token_id(key): bias for key, bias in value.items()}
+
+
+def _token_id(key: Any) -> int:
+    if isinstance(key, bool) or not (isinstance(key, int) or (isinstance(key, str) and _WHOLE_NUMBER.fullmatch(key))):
+        raise ValueError(f"key {str(key)[:32]!r} is not a token id")
+    return int(key)
+
+
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,12}")
 
 
 class SamplingParams(BaseModel):
@@ -34,7 +69,23 @@ class SamplingParams(BaseModel):
     stop: strings that end the text; what they match never reaches the client.
     stop_token_ids: token ids that end the sequence, besides the model's own end tokens.
     ignore_eos: the model's own end tokens do not end the sequence.
-    logprobs: absent = none; k = the chosen token's log probability and the k most probable ones.
+    logprobs: absent = none; k = the chosen token's log probability and the k most probable ones; of the model's own
+        logits, before any option here has changed them.
+    n: answers to the one prompt, each with its own randomness.
+    min_p: keep tokens that are at least so probable in relation to the most probable one; 0 is off.
+    presence_penalty, frequency_penalty: taken off the logits of tokens that the answer holds, once, or for each time.
+    repetition_penalty: divides positive logits and multiplies others, of tokens in prompt and answer; 1 is off.
+    logit_bias: token id -> what is added to its logit.
+    allowed_token_ids: nothing else is chosen, end tokens included: name those too, or the answer ends by its length.
+    bad_words: texts whose tokens must not come; the last token of one is not chosen after the others.
+    min_tokens: so many tokens come before the answer may end by an end token, a stop token or a stop string.
+    include_stop_str_in_output: the text ends with the stop string or stop token that ended it.
+    skip_special_tokens: special tokens are no text; false shows them.
+    prompt_logprobs: as `logprobs`, for the prompt's tokens from the second one on; once, in `started`.
+    echo: the text of each answer begins with the prompt.
+    truncate_prompt_tokens: keep the last k tokens of the prompt; -1 = as many as fit beside max_tokens.
+
+    In which order they act: `jitney_worker/model/processors.py`, as in vLLM.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -48,6 +99,20 @@ class SamplingParams(BaseModel):
     stop_token_ids: Annotated[tuple[int, ...], Field(max_length=MAX_STOP_TOKEN_IDS)] = ()
     ignore_eos: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    min_p: float = Field(0.0, ge=0.0, le=1.0)
+    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    repetition_penalty: float = Field(1.0, ge=MIN_REPETITION_PENALTY, le=2.0)
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_by_token_id), Field(max_length=MAX_LOGIT_BIASES)] = {}
+    allowed_token_ids: Annotated[tuple[int, ...], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
+    bad_words: Annotated[tuple[str, ...], Field(max_length=MAX_BAD_WORDS)] = ()
+    min_tokens: int = Field(0, ge=0)
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: bool = False
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
 
     @field_validator("temperature")
     @classmethod
@@ -66,12 +131,56 @@ class SamplingParams(BaseModel):
                 raise ValueError(f"a stop string is longer than {MAX_STOP_BYTES} bytes")
         return value
 
-    @field_validator("stop_token_ids")
+    @field_validator("stop_token_ids", "allowed_token_ids")
     @classmethod
-    def _non_negative(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        for token_id in value:
+    def _non_negative(cls, value: tuple[int, ...] | None, field: ValidationInfo) -> tuple[int, ...] | None:
+        for token_id in value or ():
             if token_id < 0:
-                raise ValueError(f"stop_token_ids holds {token_id}; ids start at 0")
+                raise ValueError(f"{field.field_name} holds {token_id}; ids start at 0")
+        return value
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _within_bounds(cls, value: dict[int, float]) -> dict[int, float]:
+        for token_id, bias in value.items():
+            if token_id < 0:
+                raise ValueError(f"logit_bias holds {token_id}; ids start at 0")
+            if abs(bias) > MAX_LOGIT_BIAS:
+                raise ValueError(f"logit_bias of token {token_id} must be from -100 to 100")
+        return value
+
+    @field_validator("bad_words")
+    @classmethod
+    def _real_words(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """A blank one would forbid all spaces, or nothing, as the tokenizer goes."""
+        for word in value:
+            if not word.strip():
+                raise ValueError("bad_words must not hold blank texts")
+            if len(word.encode("utf-8", "replace")) > MAX_BAD_WORD_BYTES:
+                raise ValueError(f"a bad word is longer than {MAX_BAD_WORD_BYTES} bytes")
+        return value
+
+    @field_validator("truncate_prompt_tokens")
+    @classmethod
+    def _keeps_something(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise ValueError("must be at least 1, or -1 for as many tokens as fit")
+        return value
+
+    @field_validator("min_tokens")
+    @classmethod
+    def _not_more_than_max_tokens(cls, value: int, field: ValidationInfo) -> int:
+        most = field.data.get("max_tokens")
+        if most is not None and value > most:
+            raise ValueError(f"is more than max_tokens={most}")
+        return value
+
+    @field_validator("echo")
+    @classmethod
+    def _not_with_logprobs(cls, value: bool, field: ValidationInfo) -> bool:
+        """Clients count on one log probability for each piece of text."""
+        if value and field.data.get("logprobs") is not None:
+            raise ValueError("is not supported with logprobs: ask for prompt_logprobs, or leave one out")
         return value
 
     @property

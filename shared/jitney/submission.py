@@ -73,14 +73,21 @@ def _is_text(name: str) -> bool:
 
 def check_against(card: QueueCard, spec: JobSpec) -> None:
     """What only the queue's model can tell. Raises InvalidJob or PromptTooLong; the worker checks it all again."""
+    sampling = spec.sampling
     prompt_ids = spec.prompt if isinstance(spec.prompt, tuple) else ()
-    for name, token_ids in (("prompt", prompt_ids), ("stop_token_ids", spec.sampling.stop_token_ids)):
+    named_ids = {
+        "prompt": prompt_ids,
+        "stop_token_ids": sampling.stop_token_ids,
+        "allowed_token_ids": sampling.allowed_token_ids or (),
+        "logit_bias": tuple(sampling.logit_bias),
+    }
+    for name, token_ids in named_ids.items():
         highest = max(token_ids, default=0)
         if highest >= card.vocab_size:
             raise InvalidJob(
                 f"{name} holds token id {highest}; the model's ids end at {card.vocab_size - 1}", param=name
             )
-    if len(prompt_ids) > card.max_model_len:
+    if len(prompt_ids) > card.max_model_len and sampling.truncate_prompt_tokens is None:
         raise PromptTooLong(len(prompt_ids), card.max_model_len, what="the prompt")
 
 

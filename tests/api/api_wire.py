@@ -58,7 +58,8 @@ class Answer:
 
     async def frames(self) -> AsyncIterator[Frame]:
         """Events as a browser dispatches them; anything but `id`, `data` and comments is an error."""
-        last_id, data, comments, pending = "", [], [], b""
+        last_id, pending = "", b""
+        data, comments = list[str](), list[str]()
         async for chunk in self.chunks():
             *lines, pending = (pending + chunk).split(b"\n")
             for line in lines:
@@ -93,8 +94,12 @@ async def _within(awaitable: Any) -> Any:
 async def send(port: int, head: str, body: bytes = b"") -> Answer:
     """Send a request as it stands in `head` (without the blank line) and read the answer's head."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(head.replace("\n", "\r\n").encode("latin-1") + b"\r\n\r\n" + body)
-    return await read_head(reader, writer)
+    try:
+        writer.write(head.replace("\n", "\r\n").encode("latin-1") + b"\r\n\r\n" + body)
+        return await read_head(reader, writer)
+    except BaseException:
+        writer.close()  # nobody else knows of it
+        raise
 
 
 async def read_head(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Answer:
@@ -127,4 +132,4 @@ async def until(ask: Callable[[], Awaitable[Any]], wanted: Any) -> None:
 async def num_readers(redis: Any, job_id: str) -> int:
     """Connections that are subscribed to the job's channel."""
     [(_, number)] = await redis.pubsub_numsub(Keys(job_id.rpartition(".")[0]).tokens(job_id))
-    return number
+    return int(number)

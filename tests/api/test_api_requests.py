@@ -73,7 +73,14 @@ def test_an_unsupported_field_is_refused_by_name_unless_it_changes_nothing(name)
 
 
 @pytest.mark.parametrize(
-    "field", [{"n": 2}, {"n": True}, {"n": 1_000_000}, {"tools": [{}]}, {"response_format": {"type": "json_object"}}]
+    "field",
+    [
+        {"best_of": 2},
+        {"echo": True},
+        {"prompt_logprobs": 0},
+        {"tools": [{}]},
+        {"response_format": {"type": "json_object"}},
+    ],
 )
 async def test_what_is_not_supported_writes_no_job(api, redis, field):
     error = await refused(redis, api.model, await api.chat(**field))
@@ -109,6 +116,18 @@ async def test_options_arrive_in_the_job_under_their_own_names(api, worker):
             stop=["a", "b"],
             stop_token_ids=[5],
             ignore_eos=True,
+            n=3,
+            min_p=0.1,
+            presence_penalty=0.2,
+            frequency_penalty=-0.3,
+            repetition_penalty=1.4,
+            logit_bias={"5": -1.5, "6": 2},
+            allowed_token_ids=[5, 6],
+            bad_words=["rude"],
+            min_tokens=2,
+            include_stop_str_in_output=True,
+            skip_special_tokens=False,
+            truncate_prompt_tokens=-1,
             logprobs=True,
             top_logprobs=3,
             max_tokens=9,
@@ -121,7 +140,7 @@ async def test_options_arrive_in_the_job_under_their_own_names(api, worker):
             result_ttl_s=120,
         ),
     )
-    assert spec.sampling.model_dump() == {
+    assert spec.sampling.model_dump(exclude_defaults=True) == {
         "temperature": 0.5,
         "top_p": 0.9,
         "top_k": 40,
@@ -131,6 +150,18 @@ async def test_options_arrive_in_the_job_under_their_own_names(api, worker):
         "ignore_eos": True,
         "logprobs": 3,
         "max_tokens": 9,
+        "n": 3,
+        "min_p": 0.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": -0.3,
+        "repetition_penalty": 1.4,
+        "logit_bias": {5: -1.5, 6: 2.0},
+        "allowed_token_ids": (5, 6),
+        "bad_words": ("rude",),
+        "min_tokens": 2,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "truncate_prompt_tokens": -1,
     }
     assert (spec.priority, spec.band, spec.cache_salt, spec.metadata) == (-1, "bulk", "s", {"k": "v"})
     assert (spec.timeout_s, spec.queue_timeout_s, spec.result_ttl_s) == (60, 30, 120)
@@ -269,6 +300,25 @@ async def test_messages_of_another_shape_are_refused_by_the_place(api, redis, me
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logit_bias": {"-1": 5}}, "logit_bias"),
         ({"logit_bias": {"abc": 1}}, "logit_bias"),
+        ({"logit_bias": {"1000": 5}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"allowed_token_ids": [1_000]}, "allowed_token_ids"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"n": 0}, "n"),
+        ({"n": 17}, "n"),
+        ({"n": True}, "n"),
+        ({"n": 1_000_000}, "n"),
+        ({"min_p": 2}, "min_p"),
+        ({"presence_penalty": "1"}, "presence_penalty"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"bad_words": [" "]}, "bad_words"),
+        ({"bad_words": "rude"}, "bad_words"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"min_tokens": 9, "max_completion_tokens": 8}, "min_tokens"),
+        ({"skip_special_tokens": 0}, "skip_special_tokens"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"stop": ""}, "stop"),
         ({"stop": [""]}, "stop"),
         ({"stop": [None]}, "stop.0"),
@@ -296,6 +346,12 @@ async def test_a_value_out_of_range_is_refused_by_name_beside_a_good_request(api
     assert error["param"] == param
     assert param.split(".")[0] in error["message"]
     await accepted(worker, api.chat())
+
+
+async def test_min_tokens_is_held_against_the_limit_that_a_completion_has_by_default(api, redis):
+    """OpenAI's 16 where none is named: a job that could not keep both must not be written."""
+    error = await refused(redis, api.model, await api.complete("x", min_tokens=17))
+    assert (error["param"], "max_tokens=16" in error["message"]) == ("min_tokens", True)
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,8 @@ async def test_the_header_of_a_reconnecting_browser_wins_over_the_query(api, wor
 async def test_a_browser_that_has_heard_everything_is_told_to_stop(api, worker):
     job_id = await api.create_job()
     await worker.serve("a")
-    for cursor in ("4", "5", "999999"):
-        answer = await api.get(f"/v1/jobs/{job_id}/events", last_event_id=cursor)
-        assert (answer.status, await answer.body()) == (204, b"")
+    answer = await api.get(f"/v1/jobs/{job_id}/events", last_event_id="4")
+    assert (answer.status, await answer.body()) == (204, b"")
 
 
 @pytest.mark.parametrize("cursor", ["x", "-1", "1.5", "9" * 30, "²"])
@@ -333,3 +332,70 @@ async def test_frames_hold_any_text_unharmed(api, worker):
     frames = await frames_of(await asking)
     chunks = [json.loads(frame.data) for frame in frames if frame.data != "[DONE]"]
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == text
+
+
+@pytest.mark.parametrize("stream_format", ["job", "chat.completion.chunk", "completion"])
+async def test_a_cursor_beyond_the_end_of_an_ended_job_is_gone_and_not_all_seen(api, worker, stream_format):
+    """The log of which so much was seen is no more; 204 would say that the reader has it all."""
+    job_id = await api.create_job()
+    [job] = await worker.serve("a")
+    answer = await api.get(f"/v1/jobs/{job_id}/events?format={stream_format}&starting_after={job.seq + 1}")
+    assert answer.status == 410
+    error = (await answer.json())["error"]
+    assert error["code"] == "stream_lost"
+    assert error["message"] == (
+        f"the log of job {job_id} ends at event {job.seq}; event {job.seq + 1} was of another one"
+    )
+
+
+async def test_a_cursor_beyond_the_log_of_a_running_job_is_gone_for_a_format_that_begins_at_its_start(api, worker):
+    """It would read on from the start, and leave out what comes at the numbers that were seen, whatever it is."""
+    job_id = await api.create_job()
+    job = await worker.claim()
+    await job.say("a")
+    answer = await api.get(f"/v1/jobs/{job_id}/events?format=completion&starting_after=9")
+    assert (answer.status, (await answer.json())["error"]["code"]) == (410, "stream_lost")
+
+
+async def test_a_cursor_beyond_the_log_of_a_waiting_job_is_gone(api):
+    answer = await api.get(f"/v1/jobs/{await api.create_job()}/events", last_event_id="3")
+    assert (answer.status, (await answer.json())["error"]["code"]) == (410, "stream_lost")
+
+
+async def test_a_cursor_beyond_the_log_of_a_running_job_waits_for_the_worker_to_write_it_again(api, worker):
+    job_id = await api.create_job()
+    job = await worker.claim()
+    await job.say("a")
+    reading = asyncio.create_task(api.get(f"/v1/jobs/{job_id}/events", last_event_id="4"))
+    await until(lambda: num_readers(worker.queue.redis, job_id), 1)
+    await job.say("b", "c", "d")
+    answer = await reading
+    assert answer.status == 200
+    await job.finish()
+    assert [frame.id for frame in await frames_of(answer)] == ["5", "6", "7"]
+
+
+async def test_a_whole_answer_is_begun_again_when_redis_lost_a_part_of_it(api, worker, redis):
+    """A part that nobody was given yet: the client gets what the log says in the end."""
+    asking = asyncio.create_task(api.chat())
+    job = await worker.claim()
+    await until(lambda: num_readers(redis, job.id), 1)
+    await job.say("a", "b")
+    # The same process has read as far: its followers hear one channel.
+    answer = await api.get(f"/v1/jobs/{job.id}/events")
+    async for frame in answer.frames():
+        if frame.id == "3":
+            break
+    keys = worker.queue.keys
+    first, *_ = await redis.xrange(keys.tokens(job.id))
+    pipeline = redis.pipeline(transaction=True)
+    pipeline.delete(keys.tokens(job.id))
+    pipeline.xadd(keys.tokens(job.id), {"e": first[1][b"e"]}, id=first[0])
+    pipeline.hset(keys.job(job.id), mapping={"seq": 1, "n": 0})
+    await pipeline.execute()
+    job.seq, job.num_tokens, job.positions = 1, 0, {}
+    await job.say("A", "B", "C")
+    await job.finish()
+    body = await (await asking).json()
+    assert body["choices"][0]["message"]["content"] == "ABC"
+    assert body["usage"]["completion_tokens"] == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ class Turn:
         self.spec = JobSpec.decode(delivery.body)
         self.seq = delivery.seq
         self.num_tokens = delivery.num_tokens
+        self.next_index: dict[int, int] = defaultdict(int, {0: delivery.num_tokens})
 
     @property
     def id(self) -> str:
@@ -31,26 +33,31 @@ class Turn:
 
     async def start(self) -> None:
         """`started` together with a first token, as the contract wants it."""
-        first = Event("tokens", self.seq + 2, token_ids=(0,), text="", index=self.num_tokens)
+        first = Event("tokens", self.seq + 2, token_ids=(0,), text="", index=self.next_index[0])
         await self._append([Event("started", self.seq + 1, attempt=1, prompt_tokens=3, cached_tokens=0), first])
 
     async def say(self, *texts: str, **fields: Any) -> None:
         """One event for each text, one token each, all in one append."""
+        index = self.next_index[fields.get("choice", 0)]
         events = [
-            Event("tokens", self.seq + 1 + n, index=self.num_tokens + n, token_ids=(n,), text=text, **fields)
+            Event("tokens", self.seq + 1 + n, index=index + n, token_ids=(n,), text=text, **fields)
             for n, text in enumerate(texts)
         ]
         await self._append(events)
 
+    async def say_again(self, payloads: list[bytes]) -> None:
+        """Events that were written before, byte for byte."""
+        await self._append([Event.decode(payload) for payload in payloads])
+
     def next_event(self, text: str) -> Event:
         """What `say(text)` would write next, for a test that writes it in another way."""
-        return Event("tokens", self.seq + 1, index=self.num_tokens, token_ids=(0,), text=text)
+        return Event("tokens", self.seq + 1, index=self.next_index[0], token_ids=(0,), text=text)
 
     async def finish(self, text: str = "", finish_reason: str = "stop") -> None:
         last = Event(
             "tokens",
             self.seq + 1,
-            index=self.num_tokens,
+            index=self.next_index[0],
             text=text,
             finish_reason=finish_reason,  # type: ignore[arg-type]
         )
@@ -77,6 +84,9 @@ class Turn:
         assert refused == []
         self.seq += len(events)
         self.num_tokens += num_new
+        for event in events:
+            if event.type == "tokens":
+                self.next_index[event.choice] = event.index + len(event.token_ids)
 
     async def _end(self, events: list[Event]) -> None:
         outcome = await self.queue.finish(

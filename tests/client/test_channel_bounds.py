@@ -120,7 +120,15 @@ async def test_a_follower_keeps_no_more_than_it_may() -> None:
         return asyncio.create_task(nothing())
 
     for max_messages, max_bytes in ((3, 1_000_000), (1_000, 3 * len(tokens(1).payload))):
-        follower = Follower("q.x", 0, start_read, max_messages=max_messages, max_bytes=max_bytes, max_outage_s=NEVER_S)
+        follower = Follower(
+            "q.x",
+            0,
+            start_read,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            max_outage_s=NEVER_S,
+            regrowth_s=NEVER_S,
+        )
         assert await follower.read(0.05) == []
         asked.clear()
         for seq in (1, 2, 3):

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import redis.asyncio as aredis
+from redis.exceptions import BusyLoadingError, MasterDownError, ReadOnlyError
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from tests.api.refusing_redis import RefusingRedis
 from tests.client.reading import NEVER_S, texts, tokens
-from tests.client.scripted_worker import PATIENCE_S, ScriptedWorker, Turn
+from tests.client.scripted_worker import PATIENCE_S, ScriptedWorker, Turn, eventually
 
 from jitney.async_client import AsyncClient
 from jitney.cards import QueueCard, write_card
@@ -19,7 +24,7 @@ from jitney.connection import Redis, connect
 from jitney.embedded import EmbeddedServer
 from jitney.errors import InvalidJob, JobNotFound, QueueUnavailable, StreamLost
 from jitney.follower import Follower
-from jitney.joblog import LogPage
+from jitney.joblog import LogPage, LogReader
 from jitney.keys import Keys, new_job_id
 
 
@@ -29,6 +34,7 @@ async def write_unpublished(redis: Redis, turn: Turn, text: str) -> None:
     await redis.xadd(keys.tokens(turn.id), {"e": event.encode()}, id=f"{event.seq}-0")
     await redis.hset(keys.job(turn.id), mapping={"seq": event.seq, "n": turn.num_tokens + 1})
     turn.seq, turn.num_tokens = event.seq, turn.num_tokens + 1
+    turn.next_index[0] += 1
 
 
 async def test_a_gap_on_the_channel_is_filled_from_the_log(redis: Redis, turn: Turn, trusting: ChannelReader) -> None:
@@ -44,6 +50,44 @@ async def test_a_lost_last_message_is_found_after_a_silence(redis: Redis, turn: 
     async with alert.follow(turn.id) as stream:
         await turn.say("a")
         assert await texts(stream, upto=1) == ["a"]
+        await write_unpublished(redis, turn, "b")
+        assert await texts(stream, upto=2) == ["b"]
+
+
+@pytest.mark.parametrize("damage", ["no hash", "no seq"])
+async def test_one_record_that_is_none_keeps_no_other_reader_from_a_lost_message(
+    redis: Redis, client: AsyncClient, turn: Turn, worker: ScriptedWorker, alert: ChannelReader, damage: str
+) -> None:
+    """All quiet jobs of a process are looked after together."""
+    await client.enqueue("broken")
+    broken = await worker.take()
+    record = turn.queue.keys.job(broken.id)
+    async with alert.follow(turn.id) as stream, alert.follow(broken.id) as other:
+        assert await stream.read(0.1) == await other.read(0.1) == []
+        if damage == "no hash":
+            await redis.set(record, "not a hash")
+        else:
+            await redis.hset(record, "seq", "not a number")
+        await write_unpublished(redis, turn, "a")
+        assert await texts(stream, upto=1) == ["a"]
+        if damage == "no hash":
+            with pytest.raises(QueueUnavailable, match="WRONGTYPE"):
+                await other.read(PATIENCE_S)
+
+
+async def test_whoever_reads_on_after_an_error_hears_what_was_said_meanwhile(
+    redis: Redis, turn: Turn, trusting: ChannelReader
+) -> None:
+    record = turn.queue.keys.job(turn.id)
+    async with trusting.follow(turn.id) as stream:
+        await turn.say("a")
+        assert await texts(stream, upto=1) == ["a"]
+        kept = await redis.dump(record)
+        await redis.set(record, "not a hash")
+        stream.look()
+        with pytest.raises(QueueUnavailable, match="WRONGTYPE"):
+            await stream.read(PATIENCE_S)
+        await redis.restore(record, 0, kept, replace=True)
         await write_unpublished(redis, turn, "b")
         assert await texts(stream, upto=2) == ["b"]
 
@@ -189,6 +233,32 @@ async def test_a_reader_outlives_a_restart_of_the_server(tmp_path: Path) -> None
             await redis.aclose()
 
 
+@pytest.mark.parametrize(
+    "refusal", [b"LOADING reading", b"MASTERDOWN no link", b"READONLY a replica", b"CLUSTERDOWN no slot"]
+)
+async def test_a_reader_outlives_a_failover_whatever_the_server_says_meanwhile(
+    server: EmbeddedServer, turn: Turn, refusal: bytes
+) -> None:
+    async with RefusingRedis(server.port) as between:
+        url = server.url.replace(f":{server.port}/", f":{between.port}/")
+        async with ChannelReader(url, quiet_s=0.1) as reader, reader.follow(turn.id) as stream:
+            await turn.say("a")
+            assert await texts(stream, upto=1) == ["a"]
+            await between.refuse(refusal)
+            await turn.say("b")
+            reading = asyncio.create_task(texts(stream))
+
+            async def has_been_refused() -> bool:
+                await asyncio.sleep(0)
+                return between.num_refused >= 4  # by the channel and by the log
+
+            await eventually(has_been_refused)
+            assert not reading.done()
+            await between.relent()
+            await turn.finish("c")
+            assert await reading == ["b", "c", ""]
+
+
 async def test_an_outage_without_end_is_told_to_those_who_wait(tmp_path: Path) -> None:
     server = EmbeddedServer(tmp_path / "server").start()
     redis = connect(server.url)
@@ -205,10 +275,13 @@ async def test_an_outage_without_end_is_told_to_those_who_wait(tmp_path: Path) -
         server.stop()
 
 
-async def test_a_read_of_the_log_that_fails_is_tried_again() -> None:
+@pytest.mark.parametrize(
+    "error", [RedisConnectionError, RedisTimeoutError, BusyLoadingError, MasterDownError, ReadOnlyError, OSError]
+)
+async def test_a_read_of_the_log_that_fails_is_tried_again(error: type[Exception]) -> None:
     async def read(attempt: int) -> LogPage:
         if attempt < 3:
-            raise RedisConnectionError("cut")
+            raise error("not now")
         return LogPage([tokens(1).payload])
 
     attempts = itertools.count(1)
@@ -219,32 +292,47 @@ async def test_a_read_of_the_log_that_fails_is_tried_again() -> None:
         max_messages=10,
         max_bytes=10_000,
         max_outage_s=NEVER_S,
+        regrowth_s=NEVER_S,
     )
     assert [message.event.seq for message in await follower.read(PATIENCE_S)] == [1]
 
 
-async def test_a_log_that_lost_its_end_is_told_instead_of_going_on_with_other_tokens(
-    redis: Redis, turn: Turn, alert: ChannelReader
+@pytest.mark.parametrize("error", [AttributeError("'NoneType' object has no attribute 'writelines'"), KeyError("x")])
+async def test_whatever_breaks_the_connection_the_next_one_is_made(
+    turn: Turn, alert: ChannelReader, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """As after a power cut: the last events were read, and are not there any more."""
-    keys = turn.queue.keys
+    """redis-py lets errors through that are none of its own: one of them ended every stream of a process, for good."""
+    subscribe, errors = aredis.client.PubSub.subscribe, [error]
+
+    async def broken_once(self: aredis.client.PubSub, *channels: bytes) -> None:
+        if errors:
+            raise errors.pop()
+        await subscribe(self, *channels)
+
+    monkeypatch.setattr(aredis.client.PubSub, "subscribe", broken_once)
     async with alert.follow(turn.id) as stream:
-        await turn.say("a", "b", "c")
-        assert await texts(stream, upto=3) == ["a", "b", "c"]
-        pipeline = redis.pipeline(transaction=True)
-        pipeline.xdel(keys.tokens(turn.id), "3-0", "2-0")
-        pipeline.hset(keys.job(turn.id), "seq", 1)
-        await pipeline.execute()
-        with pytest.raises(StreamLost, match="ends at event 1; 3 was read"):
-            await texts(stream)
+        await turn.say("a")
+        assert await texts(stream, upto=1) == ["a"]
+    assert errors == []
 
 
-async def test_a_reader_that_begins_where_it_was_told_to_waits_for_that_event(
-    redis: Redis, turn: Turn, alert: ChannelReader
+async def test_a_reader_that_failed_serves_the_next_followers(
+    redis: Redis, turn: Turn, alert: ChannelReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cursor from elsewhere may be ahead of the log: nothing was read here that could be lost."""
-    await turn.say("a")
-    async with alert.follow(turn.id, cursor=2) as stream:
-        assert await stream.read(timeout_s=0.3) == []
-        await turn.say("b", "c")
-        assert await texts(stream, upto=3) == ["c"]
+    """An error of our own in the watch is told to everybody once, and not kept for whoever comes later."""
+    news, failures = LogReader.news, [RuntimeError("a bug")]
+
+    async def broken_once(self: LogReader, seen: Mapping[str, int]) -> set[str]:
+        if failures:
+            raise failures.pop()
+        return await news(self, seen)
+
+    monkeypatch.setattr(LogReader, "news", broken_once)
+    async with alert.follow(turn.id) as stream:
+        with pytest.raises(QueueUnavailable, match="a bug"):
+            await texts(stream, upto=1)
+    async with alert.follow(turn.id) as stream:
+        await turn.say("a")
+        assert await texts(stream, upto=1) == ["a"]
+        await write_unpublished(redis, turn, "b")  # which only the watch can find
+        assert await texts(stream, upto=2) == ["b"]

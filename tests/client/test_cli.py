@@ -112,7 +112,10 @@ async def test_every_sampling_option_reaches_the_job(
     chat.write_bytes(orjson.dumps([{"role": "user", "content": "é"}]))
     flags = (
         "--max-tokens 5 --temperature 0.5 --top-p 0.9 --top-k 7 --seed 3 --stop a --stop bc --stop-token-ids 1 "
-        "--stop-token-ids 2 --ignore-eos --logprobs 4"
+        "--stop-token-ids 2 --ignore-eos --logprobs 4 --n 3 --min-p 0.1 --presence-penalty 0.2 --frequency-penalty 0.3 "
+        "--repetition-penalty 1.4 --logit-bias 5=-1.5 --logit-bias 6=2 --allowed-token-ids 5 --allowed-token-ids 6 "
+        "--bad-words rude --bad-words words --min-tokens 2 --include-stop-str-in-output --show-special-tokens "
+        "--prompt-logprobs 0 --truncate-prompt-tokens 9"
     )
     sampling = SamplingParams(
         max_tokens=5,
@@ -124,6 +127,19 @@ async def test_every_sampling_option_reaches_the_job(
         stop_token_ids=(1, 2),
         ignore_eos=True,
         logprobs=4,
+        n=3,
+        min_p=0.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        repetition_penalty=1.4,
+        logit_bias={5: -1.5, 6: 2.0},
+        allowed_token_ids=(5, 6),
+        bad_words=("rude", "words"),
+        min_tokens=2,
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        prompt_logprobs=0,
+        truncate_prompt_tokens=9,
     )
     others = "--band bulk --priority -3 --timeout-s 60 --idempotency-key k --detach"
     arguments = ("--messages", str(chat), "--queue", worker.queue.name, *flags.split(), *others.split())
@@ -133,7 +149,25 @@ async def test_every_sampling_option_reaches_the_job(
     assert spec.messages == ({"role": "user", "content": "é"},)
     assert (spec.band, spec.priority, spec.timeout_s) == ("bulk", -3, 60.0)
     # None of these values is the default, so none of them could have got lost unseen.
-    assert set(sampling.model_dump(exclude_defaults=True)) == set(SamplingParams.model_fields)
+    # `echo` goes neither with a chat nor with log probabilities: the next test.
+    assert {"echo", *sampling.model_dump(exclude_defaults=True)} == set(SamplingParams.model_fields)
+
+
+async def test_an_echo_of_the_prompt_can_be_asked_for(
+    redis_url: str, client: AsyncClient, worker: ScriptedWorker
+) -> None:
+    arguments = ("enqueue", "x", "--echo", "--detach", "--queue", worker.queue.name)
+    assert (await jitney(*arguments, redis_url=redis_url)).code == 0
+    assert (await worker.take()).spec.sampling.echo is True
+
+
+@pytest.mark.parametrize("bias", ["5", "5=", "five=1", "5=one"])
+async def test_a_bias_that_is_none_is_refused_by_name(
+    redis_url: str, client: AsyncClient, worker: ScriptedWorker, bias: str
+) -> None:
+    ended = await jitney("enqueue", "x", "--logit-bias", bias, "--queue", worker.queue.name, redis_url=redis_url)
+    assert ended.code == 1
+    assert ended.err.startswith("error: logit_bias")
 
 
 def test_every_sampling_option_has_a_flag() -> None:
