@@ -16,8 +16,8 @@ from jitney_worker.engine.engine import LocalEngine
 from jitney_worker.engine.protocol import ModelOutput, ModelRunner, SchedulerOutput
 from jitney_worker.engine.sequence import SequenceId, SequenceParams, SequenceRequest
 from jitney_worker.engine.settings import EngineSettings
+from jitney_worker.runtime.choice import job_id_of
 from jitney_worker.runtime.intake import ModelLimits
-from jitney_worker.runtime.running import job_id_of
 from jitney_worker.runtime.worker import Crew, Worker
 from jitney_worker.settings import WorkerSettings
 from jitney_worker.text.logprobs import LogprobSpeller
@@ -88,25 +88,28 @@ class Gated:
 
 
 class Ears:
-    """Hears what is logged in this process, on whatever thread."""
+    """Hears what is logged in this process, on whatever thread. events: all of it, with fields."""
 
     def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
         self._loop = asyncio.get_running_loop()
-        self._heard: set[str] = set()
         self._news = asyncio.Event()
 
     def __call__(self, event: MutableMapping[str, Any]) -> None:
         with contextlib.suppress(RuntimeError):  # the test is over
-            self._loop.call_soon_threadsafe(self._hear, event["event"])
+            self._loop.call_soon_threadsafe(self._hear, dict(event))
 
-    def _hear(self, name: str) -> None:
-        self._heard.add(name)
+    def _hear(self, event: dict[str, Any]) -> None:
+        self.events.append(event)
         self._news.set()
 
-    async def until(self, *names: str) -> None:
-        """Wait until one of these events has been logged."""
+    def of(self, name: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] == name]
+
+    async def until(self, *names: str, num_times: int = 1) -> None:
+        """Wait until one of these events has been logged so many times."""
         async with asyncio.timeout(LIVENESS_S):
-            while not self._heard.intersection(names):
+            while all(len(self.of(name)) < num_times for name in names):
                 self._news.clear()
                 await self._news.wait()
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from tests.runtime.harness import LIVENESS_S
 
+from jitney.connection import Redis
 from jitney.embedded import EmbeddedServer
 from jitney.keys import Fence, new_job_id
-from jitney.queue import Held
+from jitney.queue import Entry, Held, Queue
 from jitney_worker.runtime.heartbeat import Heartbeat, Leases
 from jitney_worker.settings import LeaseSection
 
@@ -53,6 +54,36 @@ async def test_a_heartbeat_is_stopped_while_a_renewal_hangs(tmp_path: Path) -> N
         finally:
             os.kill(server.pid, signal.SIGCONT)
     assert broken == []
+
+
+async def test_while_the_engine_is_stuck_nothing_is_renewed_and_what_is_held_is_given_up(
+    redis: Redis, redis_url: str, queue_name: str
+) -> None:
+    """Whatever the event loop does about it: it may be what hangs."""
+    queue, job_id = Queue(redis, queue_name), new_job_id(queue_name)
+    await queue.enqueue(Entry(job_id, b"{}", digest="d"))
+    (delivery,) = (await queue.claim("w", "n1", credit=1, fingerprint="f", lease_s=60)).deliveries
+    expiry = await redis.zscore(queue.keys.leases("interactive"), job_id)
+    leases, lost, loop = Leases(), asyncio.Queue[set[Fence]](), asyncio.get_running_loop()
+    leases.take(Held(job_id, delivery.fence, "interactive"))
+
+    def tell(fences: set[Fence]) -> None:
+        loop.call_soon_threadsafe(lost.put_nowait, fences)
+
+    thread = Heartbeat(
+        redis_url,
+        queue_name,
+        leases,
+        LeaseSection(duration_s=0.5),
+        is_stuck=lambda: True,
+        on_lost=tell,
+        on_broken=lambda _: None,
+    )
+    thread.start()
+    assert await asyncio.wait_for(lost.get(), LIVENESS_S) == {delivery.fence}
+    thread.stop()
+    await asyncio.to_thread(thread.join, LIVENESS_S)
+    assert await redis.zscore(queue.keys.leases("interactive"), job_id) == expiry
 
 
 def test_a_lease_is_known_by_its_claim_and_not_by_its_job() -> None:

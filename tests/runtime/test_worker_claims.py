@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 from tests.engine.scripted_model import HashModel
-from tests.runtime.harness import LIVENESS_S, Ears, StartWorker, Turnstile, crew, expected
+from tests.runtime.harness import LIVENESS_S, StartWorker, Turnstile, crew, expected
 
 from jitney import AsyncClient, JobCancelled, JobFailed
 from jitney.connection import Redis
@@ -132,24 +132,6 @@ async def test_a_cancel_that_names_an_earlier_claim_does_not_touch_the_present_o
 )
 def test_a_control_message_is_understood_or_passed_over(said: bytes, fence: str | None) -> None:
     assert cancelled_fence(said) == (None if fence is None else Fence(fence))
-
-
-async def test_a_stuck_worker_takes_no_job_that_a_peer_could_run(
-    start_worker: StartWorker, client: AsyncClient, ears: Ears
-) -> None:
-    turnstile = Turnstile(HashModel())
-    async with start_worker(turnstile, lease={"duration_s": 0.6, "stall_after_s": 0.1}, worker={"id": "stuck"}):
-        try:
-            hanging = await client.enqueue([1], max_tokens=5, ignore_eos=True)
-            await turnstile.until_step()
-            await ears.until("leases_given_up")
-            spared = await client.enqueue([2], max_tokens=5, ignore_eos=True)
-            async with start_worker(worker={"id": "peer"}):
-                assert (await spared.result(LIVENESS_S)).token_ids == expected([2], 5)
-                assert (await hanging.result(LIVENESS_S)).token_ids == expected([1], 5)
-        finally:
-            turnstile.open()
-        assert ((await hanging.status()).tries, (await spared.status()).tries) == (2, 1)
 
 
 async def test_the_ledger_counts_the_true_prompt_of_an_answer_that_came_in_one_write(

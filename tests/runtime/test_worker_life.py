@@ -145,12 +145,12 @@ async def test_a_forward_pass_longer_than_the_lease_does_not_lose_the_job(
     """B41 c: renewal does not depend on the thread that computes."""
     turnstile = Turnstile(HashModel())
     leases = Keys(queue_name).leases("interactive")
-    async with start_worker(turnstile, lease={"duration_s": 0.6}):
+    async with start_worker(turnstile, lease={"duration_s": 0.6, "stall_after_s": 60}):
         job = await client.enqueue([1], max_tokens=5, ignore_eos=True)
         await turnstile.until_step()
         expiry = first = await redis.zscore(leases, job.id)
         async with asyncio.timeout(LIVENESS_S):
-            while expiry < first + 1_200:  # two whole leases later the job is still ours
+            while expiry < first + 1_800:  # three whole leases later the job is still ours
                 expiry = await redis.zscore(leases, job.id)
         turnstile.open()
         assert (await job.result(LIVENESS_S)).token_ids == expected([1], 5)
@@ -174,6 +174,42 @@ async def test_a_lost_lease_makes_the_worker_drop_the_job_and_take_others(
         assert (await following.result(LIVENESS_S)).token_ids == expected([2], 5)
         status = await job.status()
         assert (status.owner, status.seq) == ("thief", 0)
+
+
+async def test_a_job_whose_lease_is_lost_leaves_at_the_next_boundary_and_its_blocks_are_free(
+    redis_url: str,
+    queue_name: str,
+    client: AsyncClient,
+    redis: Redis,
+    tokenizer: Tokenizer,
+    write_queue_card: Any,
+    ears: Ears,
+) -> None:
+    """The engine is looked at where it stands before a step: nothing moves there."""
+    await write_queue_card(vocab_size=tokenizer.vocab_size)
+    turnstile = Turnstile(HashModel())
+    settings = load_settings(redis_url=redis_url, queue=queue_name, lease={"duration_s": 0.6})
+    made = crew(settings, tokenizer, turnstile, {"num_blocks": 32})
+    worker = Worker(settings, made)
+    run = asyncio.create_task(worker.run())
+    lost = await client.enqueue(list(range(1, 101)), max_tokens=50, ignore_eos=True)
+    kept = await client.enqueue([2], max_tokens=5, ignore_eos=True)
+    while len(await turnstile.until_step()) < 2:
+        turnstile.pass_one()
+    assert made.engine.capacity().num_free_blocks == 32 - 7 - 1
+    await redis.zadd(Keys(queue_name).leases("interactive"), {lost.id: 1})
+    await Queue(redis, queue_name).claim("thief", "t1", credit=1, fingerprint="hash.1", lease_s=3_600)
+    await ears.until("job_lost")
+    turnstile.pass_one()
+    assert await turnstile.until_step() == [kept.id]
+    assert made.engine.capacity().num_free_blocks == 32 - 1
+    turnstile.open()
+    assert (await kept.result(LIVENESS_S)).token_ids == expected([2], 5)
+    worker.drain()
+    assert await asyncio.wait_for(run, LIVENESS_S) == 0
+    capacity = made.engine.capacity()
+    assert (capacity.num_free_blocks, capacity.num_running, capacity.num_waiting) == (32, 0, 0)
+    assert (await lost.status()).owner == "thief"
 
 
 async def test_a_job_claimed_ahead_goes_to_a_peer_with_a_free_seat(
@@ -260,3 +296,24 @@ async def test_an_answer_that_was_whole_when_its_worker_died_is_ended_without_co
     assert (result.token_ids, result.text, result.finish_reason) == (answer, "text", "length")
     assert (last.type, last.seq) == ("finished", 3)
     assert model.steps == []
+
+
+async def test_a_job_that_is_over_leaves_no_timer_behind(
+    start_worker: StartWorker, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its deadline may be days away."""
+    loop, timers = asyncio.get_running_loop(), list[asyncio.TimerHandle]()
+    call_later = loop.call_later
+
+    def noting(delay: float, *rest: Any, **more: Any) -> asyncio.TimerHandle:
+        timer = call_later(delay, *rest, **more)
+        if delay > 1_800:
+            timers.append(timer)
+        return timer
+
+    monkeypatch.setattr(loop, "call_later", noting)
+    async with start_worker():
+        jobs = [await client.enqueue([n], max_tokens=2, ignore_eos=True, timeout_s=3_600.0) for n in range(1, 6)]
+        for job in jobs:
+            await job.result(LIVENESS_S)
+    assert [timer.cancelled() for timer in timers] == 5 * [True]

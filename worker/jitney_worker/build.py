@@ -10,10 +10,11 @@ from dataclasses import replace
 from jitney.cards import QueueCard, write_card
 from jitney.connection import Redis
 from jitney.errors import SettingsError
+from jitney.topology import refuse_several_nodes
 from jitney.workers import unix_now
 from jitney_worker.engine.engine import LocalEngine
 from jitney_worker.engine.settings import EngineSettings
-from jitney_worker.model.config import ModelConfig
+from jitney_worker.model.choice import served_config
 from jitney_worker.model.fingerprint import fingerprint
 from jitney_worker.model.resolve import resolve
 from jitney_worker.model.runner import TorchRunner, load_runner
@@ -59,7 +60,7 @@ def build_crew(settings: WorkerSettings) -> Crew:
         model=settings.model_name,
         queue=settings.queue_name,
         fingerprint=fingerprint(directory, runner.dtype, tokenizer.digest),
-        features={**engine.features, "dtype": runner.dtype, "device": runner.device},
+        features={**engine.features, "dtype": runner.dtype, "device": runner.device, "decoder": runner.config.source},
         worker_id=settings.worker.id or f"{socket.gethostname()[:32]}-{os.getpid()}-{uuid.uuid4().hex[:6]}",
     )
 
@@ -67,7 +68,7 @@ def build_crew(settings: WorkerSettings) -> Crew:
 def card_without_weights(settings: WorkerSettings) -> QueueCard:
     """The same card, for a queue that has no worker yet: everything but the fingerprint of a loaded model."""
     directory = resolve(settings.model, offline=settings.offline)
-    tokenizer, config = Tokenizer.load(directory), ModelConfig.of_directory(directory)
+    tokenizer, config = Tokenizer.load(directory), served_config(directory)
     return QueueCard(
         model=settings.model_name,
         max_model_len=settings.engine.max_model_len or config.max_model_len,
@@ -83,8 +84,9 @@ async def register(redis: Redis, crew: Crew) -> Crew:
     """Write the queue's card; the crew as it must serve that queue.
 
     The context is a property of the queue: a longer one here is not used. Raises SettingsError for a
-    shorter one, because jobs that were accepted would be refused.
+    shorter one, because jobs that were accepted would be refused, and for a cluster of several nodes.
     """
+    await refuse_several_nodes(redis)
     card = await write_card(redis, crew.queue, crew.card())
     if card.max_model_len > crew.limits.max_model_len:
         raise SettingsError(

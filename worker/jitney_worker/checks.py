@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jitney.checks import Finding
 from jitney.errors import JitneyError
-from jitney_worker.model.config import ModelConfig
+from jitney_worker.model.choice import served_config
 from jitney_worker.model.resolve import resolve
 from jitney_worker.model.runner import pick_device, pick_dtype
 from jitney_worker.model.weights import weight_files
@@ -29,7 +29,7 @@ def check_model(settings: WorkerSettings) -> Finding:
         # No failure: this machine may run no worker, and one that starts fetches a registered model itself.
         return Finding("model", "warn", str(error))
     try:
-        config = ModelConfig.of_directory(directory)
+        config = served_config(directory)
         Tokenizer.load(directory)
         num_bytes = sum(file.stat().st_size for file in weight_files(directory))
     except (JitneyError, OSError) as error:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -99,7 +100,18 @@ def worker(
         num_threads=num_threads,
         offline=offline,
     )
-    raise typer.Exit(asyncio.run(serve(settings)))
+    leave(asyncio.run(serve(settings)))
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End the process, also with an engine that hangs: whatever waits for its threads at exit would wait for ever."""
+    from jitney_worker.runtime.engine_thread import still_runs
+
+    if still_runs():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+    raise typer.Exit(exit_code)
 
 
 async def serve(settings: WorkerSettings) -> int:

@@ -59,7 +59,8 @@ class EngineSection(BaseModel):
 class LeaseSection(BaseModel):
     """Ownership. A lease is renewed every third of its life, so that two lost renewals are survivable.
 
-    stall_after_s: with work to do and no step finished for so long, the worker stops renewing.
+    stall_after_s: with work to do and no token computed for so long, the worker hands all its jobs back; after as
+    long again it ends, so that a supervisor starts a fresh one.
     """
 
     model_config = _FROZEN
@@ -83,6 +84,7 @@ class WorkerSection(BaseModel):
     id: absent = made up at start. claim_ahead: jobs claimed beyond the free seats, so that one is at hand
     at the very step after a seat frees; one that is not seated within claim_ahead_patience_s goes back when
     another worker could take it. max_unpublished_steps: how far the engine may run ahead of Redis.
+    allow_evicting_server: start also where the server throws accepted jobs away when its memory is full.
     """
 
     model_config = _FROZEN
@@ -96,6 +98,7 @@ class WorkerSection(BaseModel):
     num_tokenizer_threads: int = Field(2, ge=1, le=32)
     max_attempts: int = Field(3, ge=1)
     max_tries: int = Field(10, ge=1)
+    allow_evicting_server: bool = False
 
 
 class WorkerSettings(BaseSettings):

@@ -98,5 +98,5 @@ class Boarding:
     async def _refuse(self, delivery: Delivery, spec: JobSpec | None, error: JitneyError) -> None:
         self._log.info("job_refused", job=delivery.id, code=error.code)
         undecodable = isinstance(error, InvalidJob) and error.code == "undecodable"
-        await self._publisher.write([], [refusal(delivery, spec, error.wire(), is_dead=undecodable)])
+        await self._publisher.write([refusal(delivery, spec, error.wire(), is_dead=undecodable)])
         self._leave(delivery.fence)

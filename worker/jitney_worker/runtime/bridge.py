@@ -123,10 +123,10 @@ class Bridge:
             self._commands.clear()
             return arrived
 
-    def wait(self) -> None:
-        """Until something arrives or the end is asked for: for an engine with nothing to do."""
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Until something arrives or the end is asked for, or the time is over: for an engine with nothing to do."""
         with self._lock:
-            self._lock.wait_for(lambda: self._commands or self._stopped)
+            self._lock.wait_for(lambda: self._commands or self._stopped, timeout_s)
 
     @property
     def stopped(self) -> bool:
@@ -135,6 +135,10 @@ class Bridge:
     def await_room(self) -> None:
         """Until the loop is less than `max_unpublished_steps` behind."""
         self._room.acquire()
+
+    def return_room(self) -> None:
+        """The step that it was awaited for has nothing to report."""
+        self._room.release()
 
     def give(self, report: Report) -> None:
         assert self._deliver is not None, "connect() first"

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Final
 
 from jitney_worker.engine.protocol import Engine, EngineSnapshot
 from jitney_worker.engine.sequence import SequenceId
 from jitney_worker.runtime.bridge import Abort, Add, Bridge, Command, Fault, Halted, Refused, StepReport
+from jitney_worker.runtime.stall_clock import StallClock
+
+THREAD_NAME: Final = "jitney-engine"
+
+IDLE_STEP_S: Final = 0.01
+
+
+def still_runs() -> bool:
+    """True if an engine thread of this process has not ended: perhaps it hangs in a call that nothing can end."""
+    return any(thread.name == THREAD_NAME and thread.is_alive() for thread in threading.enumerate())
 
 
 class EngineThread(threading.Thread):
     """Runs the engine until the bridge is stopped.
 
-    last_step_at: monotonic seconds of the last finished step, or of the last moment without work; the
-    heartbeat reads it to tell a stuck engine from an idle one.
+    clock: tells a stuck engine from one that is idle, or waits for Redis. num_computed_tokens: as the engine's,
+    after its last step.
     """
 
     def __init__(self, engine: Engine, bridge: Bridge, *, snapshot_every_s: float) -> None:
-        super().__init__(name="jitney-engine", daemon=True)
-        self.last_step_at = time.monotonic()
-        self.is_idle = True
+        super().__init__(name=THREAD_NAME, daemon=True)
+        self.clock = StallClock()
+        self.num_computed_tokens = 0
+        self._is_idle = True
         self._engine = engine
         self._bridge = bridge
         self._snapshot_every_s = snapshot_every_s
@@ -28,6 +40,7 @@ class EngineThread(threading.Thread):
         self._inside: set[SequenceId] = set()
 
     def run(self) -> None:
+        self.clock.progressed()
         try:
             self._serve()
         except Exception as error:
@@ -38,7 +51,7 @@ class EngineThread(threading.Thread):
             for command in self._bridge.take():
                 self._obey(command)
             if self._engine.has_work():
-                self._bridge.await_room()
+                self._await_room()
                 self._step()
             else:
                 self._rest()
@@ -55,33 +68,50 @@ class EngineThread(threading.Thread):
                 self._engine.abort(sequence_id)
                 self._inside.discard(sequence_id)
 
+    def _await_room(self) -> None:
+        with self.clock.paused():
+            self._bridge.await_room()
+
     def _step(self) -> None:
-        self.is_idle = False
+        self._is_idle = False
         try:
             deltas = tuple(self._engine.step())
         except Exception as error:
             self._clear()
             self._bridge.give(Fault(error))
             return
-        self.last_step_at = time.monotonic()
+        # A chunk of a prompt gives nobody a token, and is progress all the same.
+        num_computed_tokens = self._engine.num_computed_tokens
+        if not deltas and num_computed_tokens == self.num_computed_tokens:
+            self._idle_step()
+            return
+        self.num_computed_tokens = num_computed_tokens
+        self.clock.progressed()
         self._inside.difference_update(
             delta.id for delta in deltas if delta.finish_reason is not None or delta.error is not None
         )
         self._bridge.give(StepReport(deltas, self._engine.capacity(), self._snapshot_if_due()))
 
+    def _idle_step(self) -> None:
+        """There was work, and nobody got on: nothing to report. Repeated at once it would only heat the machine."""
+        self._bridge.return_room()
+        self._bridge.wait(IDLE_STEP_S)
+
     def _rest(self) -> None:
         """Nothing to do: say so once, then sleep until something arrives."""
-        if not self.is_idle:
-            self._bridge.await_room()
+        if not self._is_idle:
+            self._await_room()
             self._bridge.give(StepReport((), self._engine.capacity(), self._engine.snapshot()))
-        self.is_idle = True
-        self._bridge.wait()
-        self.last_step_at = time.monotonic()
+        self._is_idle = True
+        self.clock.progressed()
+        with self.clock.paused():
+            self._bridge.wait()
 
     def _snapshot_if_due(self) -> EngineSnapshot | None:
-        if self.last_step_at - self._snapshot_at < self._snapshot_every_s:
+        now = time.monotonic()
+        if now - self._snapshot_at < self._snapshot_every_s:
             return None
-        self._snapshot_at = self.last_step_at
+        self._snapshot_at = now
         return self._engine.snapshot()
 
     def _clear(self) -> None:
@@ -89,4 +119,4 @@ class EngineThread(threading.Thread):
         for sequence_id in self._inside:
             self._engine.abort(sequence_id)
         self._inside.clear()
-        self.last_step_at = time.monotonic()
+        self.clock.progressed()

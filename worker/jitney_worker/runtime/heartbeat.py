@@ -1,7 +1,7 @@
 """The heartbeat: leases are renewed from a thread of its own, over a connection of its own.
 
 A long forward pass, a busy event loop or a full connection pool must never cost a lease. A stuck engine
-must: with work to do and no step finished for `stall_after_s`, renewing stops and the jobs go elsewhere.
+must: while it is stuck nothing is renewed, whatever the event loop does about it.
 """
 
 from __future__ import annotations
@@ -143,11 +143,7 @@ class Heartbeat(threading.Thread):
 
     async def _renew(self, queue: Queue) -> bool:
         """False if it failed and should be tried again soon."""
-        if self._is_stuck():
-            self._log.error("engine_stuck", stall_after_s=self._settings.stall_after_s)
-            is_done = True
-        else:
-            is_done = await self._renew_all(queue)
+        is_done = True if self._is_stuck() else await self._renew_all(queue)
         given_up = self._leases.older_than(self._settings.give_up_after_s)
         if given_up:
             self._log.warning("leases_given_up", num_jobs=len(given_up))

@@ -6,18 +6,33 @@ Everything is checked here again although API and client checked it: anyone may 
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from jitney.errors import InvalidJob, PromptTooLong, StreamLost
 from jitney.keys import BANDS
-from jitney.messages import Event, FinishReason, JobSpec
+from jitney.messages import Event, JobSpec
 from jitney.queue import Delivery, Queue, unpack_ids
-from jitney_worker.engine.sequence import SequenceParams, SequenceRequest
-from jitney_worker.runtime.running import Choice, RunningJob, SpellsLogprobs, sequence_id
+from jitney_worker.engine.sequence import SequenceRequest
+from jitney_worker.runtime.choice import Choice, SpellsLogprobs, sequence_id
+from jitney_worker.runtime.past import Past
+from jitney_worker.runtime.running import RunningJob
+from jitney_worker.runtime.wishes import (
+    bad_words_of,
+    check_params,
+    check_sampling,
+    echoed,
+    sequence_params,
+    text_options,
+    truncated,
+)
 from jitney_worker.text.spelling import Speller
 from jitney_worker.text.tokenizer import Tokenizer
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,33 +68,59 @@ class Intake:
         """The job, ready to be added. Raises InvalidJob for what can never run."""
         prompt_ids = await self._prompt_ids(delivery, spec)
         past = await self._past(delivery)
-        params = self._params(spec, self._max_tokens(spec, len(prompt_ids), past))
-        request = SequenceRequest(
+        bad_words = await self._in_pool(bad_words_of, self._tokenizer, spec) if spec.sampling.bad_words else ()
+        params = sequence_params(
+            spec.sampling,
+            max_tokens=self._max_tokens(spec, len(prompt_ids), past),
+            eos_token_ids=self._limits.eos_token_ids,
+            bad_words=bad_words,
+        )
+        check_params(params)
+        first = SequenceRequest(
             sequence_id(delivery, 0),
             prompt_ids,
             params,
             (BANDS.index(delivery.band), delivery.virtual_time, spec.priority, delivery.at_ms),
-            output_ids=past.token_ids,
             cache_salt=f"{delivery.tenant}/{spec.cache_salt}",
+            group=f"{delivery.id}/{delivery.fence}" if spec.sampling.n > 1 else "",
         )
-        self._check_fits(request)
-        speller = Speller(self._tokenizer, spec.sampling.stop, params.stop_token_ids)
-        speller.replay(past.token_ids)
-        choice = Choice(request, speller, len(past.token_ids), len(past.token_ids))
-        if past.finish_reason is not None:
-            choice.finish_reason, choice.finish_is_logged = past.finish_reason, True
-        return RunningJob(delivery, spec, prompt_ids, [choice], delivery.seq + 1, self._spell_logprobs)
+        self._check_fits(first)
+        choices = [self._choice(delivery, spec, first, number, past) for number in range(spec.sampling.n)]
+        return RunningJob(delivery, spec, prompt_ids, choices, delivery.seq + 1, self._spell_logprobs)
+
+    def _choice(self, delivery: Delivery, spec: JobSpec, first: SequenceRequest, number: int, past: Past) -> Choice:
+        """The choice as it goes on after what is in the log. What the prompt is worth is said by choice 0, once."""
+        said = past.choice(number)
+        says_prompt = number == 0 and not said.token_ids
+        params = replace(
+            first.params,
+            choice=number,
+            num_prompt_logprobs=first.params.num_prompt_logprobs if says_prompt else None,
+        )
+        request = replace(first, id=sequence_id(delivery, number), params=params, output_ids=tuple(said.token_ids))
+        speller = Speller(self._tokenizer, spec.sampling.stop, params.stop_token_ids, text_options(spec.sampling))
+        speller.replay(said.token_ids)
+        choice = Choice(request, speller, len(said.token_ids), len(said.token_ids))
+        if spec.sampling.echo and not said.token_ids:
+            choice.echo = echoed(self._tokenizer, spec, first.prompt_ids)
+        if said.finish_reason is not None:
+            choice.finish_reason, choice.finish_is_logged = said.finish_reason, True
+        return choice
 
     async def _prompt_ids(self, delivery: Delivery, spec: JobSpec) -> tuple[int, ...]:
         if delivery.prompt_ids is not None:
-            return unpack_ids(delivery.prompt_ids)
-        if isinstance(spec.prompt, tuple):
+            ids = _stored_ids(delivery.prompt_ids)
+        elif isinstance(spec.prompt, tuple):
             ids = spec.prompt
         else:
-            loop = asyncio.get_running_loop()
-            ids = tuple(await loop.run_in_executor(self._pool, self._tokenize, spec))
+            ids = tuple(await self._in_pool(self._tokenize, spec))
+        if delivery.prompt_ids is None:
+            ids = truncated(ids, spec.sampling, max_sequence_len=self._limits.max_sequence_len)
         self._check_ids(ids, spec)
         return ids
+
+    async def _in_pool(self, call: Callable[..., Made], *args: object) -> Made:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *args)
 
     def _tokenize(self, spec: JobSpec) -> list[int]:
         if spec.messages is not None:
@@ -94,13 +135,12 @@ class Intake:
             raise InvalidJob(f"{field} holds no tokens for this model: say something", param=field)
         if len(ids) >= limits.max_model_len:
             raise PromptTooLong(len(ids), limits.max_model_len - 1, what=f"the {field}", param=field)
-        for name, given in ((field, ids), ("stop_token_ids", spec.sampling.stop_token_ids)):
-            for token_id in given:
-                if not 0 <= token_id < limits.vocab_size:
-                    raise InvalidJob(
-                        f"{name} holds token id {token_id}; this model's ids are 0 to {limits.vocab_size - 1}",
-                        param=name,
-                    )
+        for token_id in ids:
+            if not 0 <= token_id < limits.vocab_size:
+                raise InvalidJob(
+                    f"{field} holds token id {token_id}; this model's ids are 0 to {limits.vocab_size - 1}", param=field
+                )
+        check_sampling(spec.sampling, num_prompt_tokens=len(ids), vocab_size=limits.vocab_size)
 
     def _max_tokens(self, spec: JobSpec, num_prompt_tokens: int, past: Past) -> int:
         """How long the answer may get, what earlier owners said included.
@@ -116,45 +156,35 @@ class Intake:
         fits_here = max(1, limits.max_sequence_len - num_prompt_tokens)
         return fits_here if past.max_tokens is None else min(fits_here, past.max_tokens)
 
-    def _params(self, spec: JobSpec, max_tokens: int) -> SequenceParams:
-        sampling = spec.sampling
-        own_ends = frozenset() if sampling.ignore_eos else self._limits.eos_token_ids
-        return SequenceParams(
-            max_tokens=max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=max(0, sampling.top_k),
-            seed=sampling.seed or 0,
-            stop_token_ids=own_ends | frozenset(sampling.stop_token_ids),
-            num_logprobs=sampling.logprobs,
-            has_stop_strings=bool(sampling.stop),
-        )
-
     async def _past(self, delivery: Delivery) -> Past:
         """What earlier attempts said, from the log. Raises StreamLost if the log is not there."""
-        token_ids: list[int] = []
-        finish_reason: FinishReason | None = None
-        max_tokens: int | None = None
+        past = Past()
         cursor = 0
         while cursor < delivery.seq:
             payloads = await self._queue.read_log(delivery.id, cursor)
             if not payloads:
                 raise StreamLost(f"the log of {delivery.id} ends at {cursor}, before seq {delivery.seq}")
-            for event in map(Event.decode, payloads):
-                token_ids.extend(event.token_ids)
-                finish_reason = event.finish_reason or finish_reason
-                max_tokens = max_tokens or event.max_tokens
+            for payload in payloads:
+                event = self._logged(delivery, payload, cursor + 1)
+                past.add(event)
                 cursor = event.seq
-        return Past(tuple(token_ids), finish_reason, max_tokens)
+        return past
+
+    def _logged(self, delivery: Delivery, payload: bytes, seq: int) -> Event:
+        """The event in a log's entry. Raises StreamLost for anything else: it would be a fault of the whole batch."""
+        vocab_size = self._limits.vocab_size
+        try:
+            event = Event.decode(payload)
+            is_ours = event.seq == seq and all(0 <= token_id < vocab_size for token_id in event.token_ids)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            is_ours = False
+        if not is_ours:
+            raise StreamLost(f"the log of {delivery.id} holds something that no worker wrote at event {seq}")
+        return event
 
 
-@dataclass(frozen=True, slots=True)
-class Past:
-    """Tokens that are in the log already, and how the choice ended if it did.
-
-    max_tokens: what the first owner chose for a job that named no limit.
-    """
-
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None
-    max_tokens: int | None
+def _stored_ids(packed: bytes) -> tuple[int, ...]:
+    try:
+        return unpack_ids(packed)
+    except struct.error:
+        raise InvalidJob(f"the stored prompt is {len(packed)} bytes: no whole ids", code="undecodable") from None

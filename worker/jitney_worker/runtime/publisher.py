@@ -6,8 +6,9 @@ A call that failed is repeated as it was: the scripts recognise it. Only the los
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 import redis.exceptions
 
@@ -15,6 +16,9 @@ from jitney.connection import pause_s
 from jitney.keys import Fence
 from jitney.logs import logger
 from jitney.queue import Append, Ending, Queue, Refusal
+
+LONG_APPEND: Final = 16
+"""Events of one job above which it has a call of its own: a log that gets its end back must not hold up the server."""
 
 _TRANSIENT = (redis.exceptions.RedisError, OSError)
 _LASTING = ("ERR", "WRONGTYPE")
@@ -25,11 +29,16 @@ _LASTING = ("ERR", "WRONGTYPE")
 class Unwritten:
     """What could not be written. lost: another claim owns the job, or it has ended, or was given up here.
 
-    torn: the job is ours, but its log does not end where we left it, or takes nothing more.
+    torn: the job is ours, but its log ends at this seq, which is not where we left it. closed: the job is ours,
+    but its log is gone, or takes nothing more.
     """
 
     lost: set[Fence] = field(default_factory=set)
-    torn: set[Fence] = field(default_factory=set)
+    torn: dict[Fence, int] = field(default_factory=dict)
+    closed: set[Fence] = field(default_factory=set)
+
+    def has(self, fence: Fence) -> bool:
+        return fence in self.lost or fence in self.torn or fence in self.closed
 
 
 class Publisher:
@@ -43,10 +52,18 @@ class Publisher:
         self._is_held = is_held
         self._log = logger(part="publisher", queue=queue.name)
 
-    async def write(self, appends: list[Append], endings: list[Ending]) -> Unwritten:
+    async def write(self, writes: Iterable[Append | Ending]) -> Unwritten:
         """Write all of it that is still held."""
         unwritten = Unwritten()
-        await asyncio.gather(self._append(appends, unwritten), *(self._finish(ending, unwritten) for ending in endings))
+        appends, others = list[Append](), list[Coroutine[Any, Any, None]]()
+        for write in writes:
+            if isinstance(write, Ending):
+                others.append(self._finish(write, unwritten))
+            elif len(write.events) > LONG_APPEND:
+                others.append(self._append([write], unwritten))
+            else:
+                appends.append(write)
+        await asyncio.gather(self._append(appends, unwritten), *others)
         return unwritten
 
     async def _append(self, appends: list[Append], unwritten: Unwritten) -> None:
@@ -60,7 +77,7 @@ class Publisher:
             appends = [append for append in appends if append.id in refusals]
             for append in appends:
                 _sort(append.fence, refusals[append.id], unwritten)
-            appends = [append for append in appends if append.fence not in unwritten.lost | unwritten.torn]
+            appends = [append for append in appends if not unwritten.has(append.fence)]
             if appends:
                 failures = await self._pause("append_refused", refusals[appends[0].id].text, failures)
 
@@ -69,11 +86,12 @@ class Publisher:
         while self._is_held(ending.fence):
             try:
                 outcome = await self._queue.finish(ending)
+                status = await self._queue.status(ending.id) if outcome == "seq" else None
             except _TRANSIENT as error:
                 failures = await self._pause("finish_failed", type(error).__name__, failures)
                 continue
-            if outcome == "seq":
-                unwritten.torn.add(ending.fence)
+            if status is not None:
+                unwritten.torn[ending.fence] = status.seq
             elif outcome != "ok":
                 unwritten.lost.add(ending.fence)
             return
@@ -88,5 +106,7 @@ def _sort(fence: Fence, refusal: Refusal, unwritten: Unwritten) -> None:
     """Into `unwritten`, unless the append may be sent again."""
     if refusal.reason == "fence":
         unwritten.lost.add(fence)
-    elif refusal.reason != "error" or refusal.text.startswith(_LASTING):
-        unwritten.torn.add(fence)
+    elif refusal.reason == "seq":
+        unwritten.torn[fence] = refusal.seq
+    elif refusal.reason == "nolog" or refusal.text.startswith(_LASTING):
+        unwritten.closed.add(fence)

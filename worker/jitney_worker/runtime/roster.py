@@ -9,7 +9,7 @@ from typing import Any
 
 from jitney.workers import Departure, SeatView, WorkerView, unix_now
 from jitney_worker.engine.protocol import EngineSnapshot, SequenceDelta
-from jitney_worker.runtime.running import choice_of, job_id_of
+from jitney_worker.runtime.choice import choice_of, job_id_of
 
 NUM_DEPARTURES_KEPT = 64
 
@@ -32,6 +32,10 @@ class Roster:
             max_num_seqs=int(features.get("max_num_seqs", 0)),
             features=features,
         )
+
+    @property
+    def worker_id(self) -> str:
+        return self._view.id
 
     def left(self, delta: SequenceDelta, num_output_tokens: int) -> None:
         """A sequence ended in this delta's step."""

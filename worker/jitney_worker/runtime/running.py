@@ -6,117 +6,18 @@ The engine says what each sequence gained; this module says what the job's log g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from jitney.keys import Fence, JobId
-from jitney.messages import Event, FinishReason, JobSpec, usage_of
+from jitney.messages import Event, JobSpec, usage_of
 from jitney.queue import Append, Delivery, Ending, pack_ids
-from jitney_worker.engine.protocol import SequenceDelta, TokenLogprobs
-from jitney_worker.engine.sequence import SequenceId, SequenceRequest
-from jitney_worker.text.spelling import Speller
+from jitney_worker.engine.protocol import RowFailure, SequenceDelta, TokenLogprobs
+from jitney_worker.runtime.choice import Choice, SpellsLogprobs, choice_of
+from jitney_worker.runtime.log_tail import LogTail
 
 DEFAULT_KEEP_S = 3_600
 BULK_KEEP_S = 86_400
-
-
-class SpellsLogprobs(Protocol):
-    """Turns token ids with their log probabilities into what stands in an event."""
-
-    def __call__(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]: ...
-
-
-def sequence_id(delivery: Delivery, choice: int) -> SequenceId:
-    """`<job id>/<choice>/<fence>`: one choice of one handing-out.
-
-    A job that comes back to this worker is another sequence: the engine may still be speaking of the first one.
-    """
-    return SequenceId(f"{delivery.id}/{choice}/{delivery.fence}")
-
-
-def job_id_of(sequence: SequenceId) -> JobId:
-    return JobId(sequence.split("/")[0])
-
-
-def choice_of(sequence: SequenceId) -> int:
-    return int(sequence.split("/")[1])
-
-
-def fence_of(sequence: SequenceId) -> Fence:
-    return Fence(sequence.split("/")[2])
-
-
-@dataclass(slots=True)
-class Choice:
-    """One sequence of a job, as its reader sees it.
-
-    num_logged: tokens that are in the log. The pending lists are what the next event will say.
-    """
-
-    request: SequenceRequest
-    speller: Speller
-    num_logged: int
-    num_tokens: int
-    pending_ids: list[int] = field(default_factory=list)
-    pending_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    pending_text: str = ""
-    finish_reason: FinishReason | None = None
-    finish_is_logged: bool = False
-
-    @property
-    def number(self) -> int:
-        return self.request.params.choice
-
-    def gain(self, delta: SequenceDelta) -> None:
-        """Spell what the engine gave; at the end, flush what was held back."""
-        for token_id in delta.token_ids:
-            self.pending_text += self.speller.push(token_id).text
-        self.pending_ids += delta.token_ids
-        self.pending_logprobs += delta.logprobs
-        self.num_tokens += len(delta.token_ids)
-        if delta.finish_reason is not None:
-            self.finish_reason = delta.finish_reason
-            self.pending_text += self.speller.flush()
-
-    @property
-    def has_news(self) -> bool:
-        return bool(self.pending_ids or self.pending_text) or (
-            self.finish_reason is not None and not self.finish_is_logged
-        )
-
-    def event(self, seq: int, spell_logprobs: SpellsLogprobs) -> Event:
-        """The pending tokens as one event; nothing is pending afterwards."""
-        logprobs = None
-        if self.request.params.num_logprobs is not None and self.pending_ids:
-            logprobs = tuple(spell_logprobs(self.pending_ids, self.pending_logprobs))
-        event = Event(
-            "tokens",
-            seq,
-            choice=self.number,
-            index=self.num_logged,
-            token_ids=tuple(self.pending_ids),
-            text=self.pending_text,
-            logprobs=logprobs,
-            finish_reason=self.finish_reason,
-        )
-        self.num_logged += len(self.pending_ids)
-        self.finish_is_logged = self.finish_reason is not None
-        self._forget_pending()
-        return event
-
-    def flush(self) -> None:
-        """Nothing more will come: what was held back is text now."""
-        if self.finish_reason is None and not self.speller.stopped:
-            self.pending_text += self.speller.flush()
-
-    def drop_pending(self) -> None:
-        """What is pending will not be said, so it does not count either."""
-        self.num_tokens = self.num_logged
-        self._forget_pending()
-
-    def _forget_pending(self) -> None:
-        self.pending_ids, self.pending_logprobs, self.pending_text = [], [], ""
 
 
 @dataclass(slots=True)
@@ -124,6 +25,7 @@ class RunningJob:
     """A claimed job and its choices. next_seq: the seq that its next event will carry.
 
     is_held_back: not in the engine yet, because a suspect waits until everybody else has said something.
+    error: what the job ends with. dead_reason: why it is then kept among the dead letters.
     """
 
     delivery: Delivery
@@ -139,6 +41,13 @@ class RunningJob:
     is_held_back: bool = False
     is_expired: bool = False
     error: dict[str, Any] | None = None
+    dead_reason: str | None = None
+    _prompt_logprobs: tuple[TokenLogprobs, ...] | None = field(init=False, default=None)
+    _tail: LogTail = field(init=False)
+    _last_write: Append | Ending | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._tail = LogTail(self.next_seq)
 
     @property
     def id(self) -> JobId:
@@ -147,6 +56,11 @@ class RunningJob:
     @property
     def fence(self) -> Fence:
         return self.delivery.fence
+
+    @property
+    def num_seats(self) -> int:
+        """Seats that its choices still need; at least one as long as it is here."""
+        return max(1, sum(choice.finish_reason is None for choice in self.choices))
 
     @property
     def num_tokens(self) -> int:
@@ -160,15 +74,21 @@ class RunningJob:
         """Take one sequence's step in."""
         choice = self.choices[choice_of(delta.id)]
         self.is_seated = True
-        if delta.num_cached_tokens:
+        if delta.num_cached_tokens and not self.is_started:
             self.cached_tokens = delta.num_cached_tokens
+        if choice.request.params.num_prompt_logprobs is not None and self._prompt_logprobs is None:
+            self._prompt_logprobs = delta.prompt_logprobs
         choice.gain(delta)
         if delta.error is not None:
-            self.fail({"type": "server_error", "code": delta.error.code, "message": delta.error.message, "param": None})
+            self.fail(_wire(delta.error))
 
     def fail(self, error: dict[str, Any]) -> None:
         """The job ends with this error, after what it has said so far."""
         self.error = error
+
+    def bury(self, error: dict[str, Any]) -> None:
+        """As `fail`, and the job is kept among the dead letters: it may run again once its cause is mended."""
+        self.error, self.dead_reason = error, str(error["code"])
 
     def silence(self, error: dict[str, Any], next_seq: int) -> None:
         """The job ends with this error alone: what it had to say since `next_seq` cannot be said."""
@@ -202,31 +122,51 @@ class RunningJob:
 
     def write(self) -> Append | Ending | None:
         """What the log gains now: nothing, some events, or the last ones with the terminal event."""
+        written = self._next_write()
+        if written is not None:
+            self._tail.extend(written.first_seq, written.events)
+            self._last_write = written
+        return written
+
+    def write_again(self, after_seq: int) -> Append | Ending | None:
+        """All that this claim has written after `after_seq`, the last write included, byte for byte.
+
+        None if that is not known: it was written before this claim, or is too long ago, or the log is longer.
+        """
+        events, last = self._tail.after(after_seq), self._last_write
+        if not events or last is None:
+            return None
+        again = replace(last, first_seq=after_seq + 1, events=events, num_prompt_tokens=len(self.prompt_ids))
+        # The prompt ids went in with the log's first events, and may be gone with them.
+        return replace(again, prompt_ids=pack_ids(self.prompt_ids)) if isinstance(again, Append) else again
+
+    def _next_write(self) -> Append | Ending | None:
         first_seq = self.next_seq
         is_first = self.delivery.prompt_ids is None and first_seq == self.delivery.seq + 1
         num_prompt_tokens = len(self.prompt_ids) if is_first else None
-        events = self._news()
+        events = [event.encode() for event in self._news()]
         if self.is_over:
-            events.append(self._terminal())
+            terminal = self._terminal()
             self.next_seq += 1
             return Ending(
                 self.id,
-                self.delivery.fence,
+                self.fence,
                 first_seq,
                 self.num_tokens,
-                events[-1].type,
-                [event.encode() for event in events],
+                terminal.type,
+                [*events, terminal.encode()],
                 keep_s=self.keep_s,
+                dead_reason=self.dead_reason,
                 num_prompt_tokens=num_prompt_tokens,
             )
         if not events:
             return None
         return Append(
             self.id,
-            self.delivery.fence,
+            self.fence,
             first_seq,
             self.num_tokens,
-            [event.encode() for event in events],
+            events,
             prompt_ids=pack_ids(self.prompt_ids) if is_first else None,
             num_prompt_tokens=num_prompt_tokens,
         )
@@ -253,9 +193,16 @@ class RunningJob:
             cached_tokens=self.cached_tokens,
             resumed_tokens=resumed or None,
             max_tokens=self.choices[0].request.params.max_tokens if self.spec.sampling.max_tokens is None else None,
+            prompt_logprobs=self._spelled_prompt(),
         )
         self.next_seq += 1
         return event
+
+    def _spelled_prompt(self) -> tuple[dict[str, Any] | None, ...] | None:
+        """One entry for each token of the prompt; of the first one nothing can be said."""
+        if self._prompt_logprobs is None:
+            return None
+        return (None, *self.spell_logprobs(self.prompt_ids[1:], self._prompt_logprobs))
 
     def _terminal(self) -> Event:
         usage = usage_of(len(self.prompt_ids), self.num_tokens, self.cached_tokens)
@@ -272,6 +219,12 @@ class RunningJob:
             ),
             usage=usage,
         )
+
+
+def _wire(failure: RowFailure) -> dict[str, Any]:
+    """The error of a sequence that failed alone. A job whose own options leave it no token is no fault of ours."""
+    kind = "invalid_request_error" if failure.code == "no_token_left" else "server_error"
+    return {"type": kind, "code": failure.code, "message": failure.message, "param": None}
 
 
 def keep_s(spec: JobSpec | None) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,24 +11,29 @@ from typing import Any
 
 import redis.exceptions
 
-from jitney.cards import QueueCard, write_card
+from jitney.cards import QueueCard
 from jitney.connection import Redis, connect, connect_once
+from jitney.errors import JitneyError
 from jitney.keys import Fence, Keys
 from jitney.logs import logger
 from jitney.queue import Queue
 from jitney.tasks import end_tasks
-from jitney.workers import list_workers, remove_worker, unix_now, write_worker
+from jitney.workers import unix_now
 from jitney_worker.engine.protocol import Engine
 from jitney_worker.runtime.board import Board, Neighbours
 from jitney_worker.runtime.bridge import Bridge
+from jitney_worker.runtime.choice import SpellsLogprobs
 from jitney_worker.runtime.claimer import Claimer
 from jitney_worker.runtime.control import Control
 from jitney_worker.runtime.engine_thread import EngineThread
 from jitney_worker.runtime.heartbeat import Heartbeat, Leases
+from jitney_worker.runtime.housekeeping import Housekeeping
 from jitney_worker.runtime.intake import Intake, ModelLimits
 from jitney_worker.runtime.publisher import Publisher
 from jitney_worker.runtime.roster import Roster
-from jitney_worker.runtime.running import SpellsLogprobs
+from jitney_worker.runtime.server_watch import ServerWatch
+from jitney_worker.runtime.stall import StallWatch
+from jitney_worker.runtime.view import View
 from jitney_worker.settings import WorkerSettings
 from jitney_worker.text.rules import StopRules
 from jitney_worker.text.tokenizer import Tokenizer
@@ -77,7 +81,6 @@ class Worker:
     def __init__(self, settings: WorkerSettings, crew: Crew) -> None:
         self._settings = settings
         self._crew = crew
-        self._epoch: str | None = None
         self._log = logger(part="worker", worker=crew.worker_id, queue=crew.queue)
         self._draining = asyncio.Event()
         self._hurrying = asyncio.Event()
@@ -85,6 +88,7 @@ class Worker:
         self._leases = Leases()
         self._bridge = Bridge(settings.worker.max_unpublished_steps)
         self._thread = EngineThread(crew.engine, self._bridge, snapshot_every_s=settings.worker.snapshot_every_s)
+        self._stall = StallWatch(self._thread, settings.lease.stall_after_s)
         self._roster = Roster(
             worker_id=crew.worker_id,
             queue=crew.queue,
@@ -100,7 +104,10 @@ class Worker:
         self._draining.set()
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> int:
-        """Serve until `drain`. 0 after a clean end, 1 when a part of the worker broke."""
+        """Serve until `drain`. 0 after a clean end, 1 when a part of the worker broke, or the engine is stuck for good.
+
+        The engine's thread may then be alive still. Raises SettingsError for a server that evicts jobs.
+        """
         name = f"jitney-worker-{self._crew.worker_id}"
         async with contextlib.AsyncExitStack() as stack:
             redis = connect(self._settings.redis_url, name=name)
@@ -110,8 +117,13 @@ class Worker:
             threads = self._settings.worker.num_tokenizer_threads
             pool = stack.enter_context(ThreadPoolExecutor(threads, "jitney-tokenizer"))
             board = self._board(redis, pool)
+            queue = Queue(redis, self._crew.queue)
+            watch = ServerWatch(redis, queue=self._crew.queue)
+            await watch.admit(allow_evicting=self._settings.worker.allow_evicting_server)
+            view = View(self._settings, queue, self._roster, board, state=self._state, card=self._crew.card)
+            house = Housekeeping(queue, self._crew.fingerprint, watch, self._settings.lease.duration_s)
             with self._running_threads(board):
-                return await self._serve(board, redis, claims, on_ready)
+                return await self._serve(board, view, house, claims, on_ready)
 
     def _board(self, redis_client: Redis, pool: ThreadPoolExecutor) -> Board:
         crew = self._crew
@@ -119,7 +131,7 @@ class Worker:
         intake = Intake(queue, crew.tokenizer, crew.limits, crew.engine.check_fits, crew.spell_logprobs, pool)
         publisher = Publisher(queue, is_held=self._leases.has)
         neighbours = Neighbours(
-            queue, intake, publisher, self._bridge, self._leases, self._roster, crew.stop_rules, self._is_stuck
+            queue, intake, publisher, self._bridge, self._leases, self._roster, crew.stop_rules, self._stall.is_stuck
         )
         return Board(self._settings, neighbours, crew.engine.capacity(), asyncio.Event())
 
@@ -141,7 +153,7 @@ class Worker:
             self._crew.queue,
             self._leases,
             self._settings.lease,
-            is_stuck=self._is_stuck,
+            is_stuck=self._stall.is_stuck,
             on_lost=on_lost,
             on_broken=on_broken,
         )
@@ -153,14 +165,15 @@ class Worker:
         finally:
             self._bridge.stop()
             heartbeat.stop()
-            self._thread.join(JOIN_TIMEOUT_S)
+            self._thread.join(0.0 if self._stall.is_stuck() else JOIN_TIMEOUT_S)
             heartbeat.join(JOIN_TIMEOUT_S)
 
-    def _is_stuck(self) -> bool:
-        silent_s = time.monotonic() - self._thread.last_step_at
-        return not self._thread.is_idle and silent_s > self._settings.lease.stall_after_s
+    def _state(self) -> str:
+        return "stuck" if self._stall.is_stuck() else "draining" if self._draining.is_set() else "ready"
 
-    async def _serve(self, board: Board, redis_client: Redis, claims: Redis, on_ready: Callable[[], None]) -> int:
+    async def _serve(
+        self, board: Board, view: View, house: Housekeeping, claims: Redis, on_ready: Callable[[], None]
+    ) -> int:
         claimer = self._claimer(board, claims)
         control = Control(claims, Keys(self._crew.queue).ctl(self._crew.worker_id), lambda fence: board.lose([fence]))
         claiming = asyncio.create_task(claimer.run(), name="claimer")
@@ -168,9 +181,10 @@ class Worker:
             asyncio.create_task(board.publish(), name="publisher"),
             asyncio.create_task(control.run(), name="control"),
             asyncio.create_task(self._heart_failed.wait(), name="heartbeat"),
-            asyncio.create_task(self._show(board, redis_client), name="roster"),
-            asyncio.create_task(self._keep_house(Queue(redis_client, self._crew.queue)), name="janitor"),
+            asyncio.create_task(view.run(), name="view"),
+            asyncio.create_task(house.run(), name="janitor"),
             asyncio.create_task(self._watch_faults(board), name="faults"),
+            asyncio.create_task(self._stall.run(board), name="stall"),
         ]
         draining = asyncio.create_task(self._draining.wait(), name="drain")
         self._log.info("ready", model=self._crew.model, fingerprint=self._crew.fingerprint)
@@ -185,11 +199,11 @@ class Worker:
             if not broken:
                 await self._finish_what_fits(board, claimer)
             await claimer.stop()
-            await self._hand_back(board, is_broken=bool(broken))
+            await self._hand_back(board, broken)
             return 1 if broken else 0
         finally:
             await end_tasks([draining, claiming, *others])
-            await self._sign_off(redis_client)
+            await self._sign_off(view)
             self._log.info("stopped")
 
     def _claimer(self, board: Board, claims: Redis) -> Claimer:
@@ -216,63 +230,31 @@ class Worker:
         await asyncio.wait({done, hurry}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         await end_tasks([done, hurry])
 
-    async def _hand_back(self, board: Board, *, is_broken: bool) -> None:
+    async def _hand_back(self, board: Board, broken: list[asyncio.Task[Any]]) -> None:
         """What is left; a lease that cannot be given back now runs out by itself."""
         with contextlib.suppress(redis.exceptions.RedisError, OSError, TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
-                if is_broken:  # perhaps by one of them: for none this was a clean hand-over
-                    await board.retry_all(RuntimeError("a part of the worker broke"))
+                if broken:  # perhaps by one of them: for none this was a clean hand-over
+                    await board.retry_all(_cause(broken[0]))
                 await board.release_all()
 
-    async def _sign_off(self, redis_client: Redis) -> None:
+    async def _sign_off(self, view: View) -> None:
         """A view that cannot be removed now vanishes by itself."""
         with contextlib.suppress(redis.exceptions.RedisError, OSError, TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
-                await remove_worker(redis_client, self._crew.queue, self._crew.worker_id)
+                await view.remove()
 
     async def _watch_faults(self, board: Board) -> None:
         """Ends, and the worker with it, when steps keep failing: a fresh process may do better."""
-        while board.num_faults < MAX_FAULTS_IN_A_ROW:
-            board.fault.clear()
-            await board.fault.wait()
-        raise RuntimeError(f"{board.num_faults} steps in a row failed")
+        while board.reports.num_faults < MAX_FAULTS_IN_A_ROW:
+            board.reports.fault.clear()
+            await board.reports.fault.wait()
+        raise RuntimeError(f"{board.reports.num_faults} steps in a row failed")
 
-    async def _keep_house(self, queue: Queue) -> None:
-        """For ever, once per lease: what no claim comes across, and the logs of jobs that ended long ago."""
-        while True:
-            try:
-                await queue.janitor(fingerprint=self._crew.fingerprint)
-                await queue.fold_ended()
-            except (redis.exceptions.RedisError, OSError) as error:
-                self._log.warning("janitor_failed", error=type(error).__name__)
-            await asyncio.sleep(self._settings.lease.duration_s)
 
-    async def _mind_epoch(self, queue: Queue) -> None:
-        """Redis came back empty: the leases are gone, which renewing tells; the card must be written again."""
-        epoch = await queue.epoch()
-        if self._epoch not in (None, epoch):
-            self._log.error("data_set_replaced")
-            await write_card(queue.redis, queue.name, self._crew.card())
-        self._epoch = epoch
-
-    async def _show(self, board: Board, redis_client: Redis) -> None:
-        """For ever: write the worker's view, when there is a new one and at least every third of a lease."""
-        ttl_s, queue = self._settings.lease.duration_s, Queue(redis_client, self._crew.queue)
-        while True:
-            state = "draining" if self._draining.is_set() else "stuck" if self._is_stuck() else "ready"
-            board.snapshot_came.clear()
-            try:
-                await self._mind_epoch(queue)
-                await write_worker(redis_client, self._roster.view(board.snapshot, state), ttl_s)
-                await self._give_back_unseated(board, redis_client)
-            except (redis.exceptions.RedisError, OSError) as error:
-                self._log.warning("view_not_written", error=type(error).__name__)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ttl_s / 3):
-                    await board.snapshot_came.wait()
-            await asyncio.sleep(self._settings.worker.snapshot_every_s)
-
-    async def _give_back_unseated(self, board: Board, redis_client: Redis) -> None:
-        """A job claimed ahead must not wait behind our full seats while a peer has a free one."""
-        if board.unseated() and len(await list_workers(redis_client, self._crew.queue)) > 1:
-            await board.release_unseated()
+def _cause(broken: asyncio.Task[Any]) -> JitneyError:
+    """Why the jobs have to go elsewhere."""
+    error = broken.exception()
+    if isinstance(error, JitneyError):
+        return error
+    return JitneyError(f"a part of the worker broke: {broken.get_name()}: {type(error).__name__}")

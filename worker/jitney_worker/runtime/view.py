@@ -1,0 +1,74 @@
+"""What the worker shows of itself, for pages, `top`, probes and its peers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import redis.exceptions
+
+from jitney.cards import QueueCard, write_card
+from jitney.logs import logger
+from jitney.queue import Queue
+from jitney.workers import list_workers, remove_worker, write_worker
+from jitney_worker.runtime.board import Board
+from jitney_worker.runtime.roster import Roster
+from jitney_worker.settings import WorkerSettings
+
+
+class View:
+    """Writes the worker's hash. state: `ready`, `draining` or `stuck`, as of now. card: of the queue that is served."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        queue: Queue,
+        roster: Roster,
+        board: Board,
+        *,
+        state: Callable[[], str],
+        card: Callable[[], QueueCard],
+    ) -> None:
+        self._ttl_s = settings.lease.duration_s
+        self._every_s = settings.worker.snapshot_every_s
+        self._queue = queue
+        self._roster = roster
+        self._board = board
+        self._state = state
+        self._card = card
+        self._epoch: str | None = None
+        self._log = logger(part="view", queue=queue.name)
+
+    async def run(self) -> None:
+        """For ever: when there is a new snapshot, and at least every third of a lease."""
+        came = self._board.reports.snapshot_came
+        while True:
+            came.clear()
+            try:
+                await self._mind_epoch()
+                view = self._roster.view(self._board.reports.snapshot, self._state())
+                await write_worker(self._queue.redis, view, self._ttl_s)
+                await self._give_back_unseated()
+            except (redis.exceptions.RedisError, OSError) as error:
+                self._log.warning("view_not_written", error=type(error).__name__)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._ttl_s / 3):
+                    await came.wait()
+            await asyncio.sleep(self._every_s)
+
+    async def remove(self) -> None:
+        await remove_worker(self._queue.redis, self._queue.name, self._roster.worker_id)
+
+    async def _mind_epoch(self) -> None:
+        """Redis came back empty: the leases are gone, which renewing tells; the card must be written again."""
+        epoch = await self._queue.epoch()
+        if self._epoch not in (None, epoch):
+            self._log.error("data_set_replaced")
+            await write_card(self._queue.redis, self._queue.name, self._card())
+        self._epoch = epoch
+
+    async def _give_back_unseated(self) -> None:
+        """A job claimed ahead must not wait behind our full seats while a peer has a free one."""
+        if self._board.unseated() and len(await list_workers(self._queue.redis, self._queue.name)) > 1:
+            await self._board.release_unseated()
