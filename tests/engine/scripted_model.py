@@ -11,9 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
+from typing import Any
 
 from jitney_worker.engine.engine import LocalEngine
 from jitney_worker.engine.protocol import (
+    BlockCopy,
     ModelOutput,
     RowFailure,
     Sampled,
@@ -35,9 +37,14 @@ def prefix_hash(before: int, token_id: int) -> int:
     return ((before ^ (token_id + 1)) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) % 2**61
 
 
-def next_token(digest: int) -> int:
-    """The model: a token id from 0 (the end token) to 96."""
-    return (digest >> 17) % VOCAB
+def next_token(digest: int, choice: int = 0) -> int:
+    """The model: a token id from 0 (the end token) to 96. Choices of one prompt part ways at once."""
+    return (digest >> 17) % VOCAB if choice == 0 else (digest >> (17 + choice)) * (choice + 1) % VOCAB
+
+
+def prompt_logprob(position: int, token_id: int) -> TokenLogprobs:
+    """What the model thinks of a prompt's token."""
+    return TokenLogprobs(-float(position * VOCAB + token_id))
 
 
 def solo(request: SequenceRequest, max_model_len: int = 10**9) -> tuple[tuple[int, ...], FinishReason]:
@@ -47,12 +54,17 @@ def solo(request: SequenceRequest, max_model_len: int = 10**9) -> tuple[tuple[in
         digest = prefix_hash(digest, token_id)
     output = list(request.output_ids)
     most = min(request.params.max_tokens, max_model_len - len(request.prompt_ids))
-    while not (output and output[-1] in request.params.stop_token_ids):
+    least = request.params.min_tokens
+    while not (len(output) > least and output[-1] in request.params.stop_token_ids):
         if len(output) >= most:
             return tuple(output), "length"
-        output.append(next_token(digest))
+        output.append(next_token(digest, request.params.choice))
         digest = prefix_hash(digest, output[-1])
     return tuple(output), "stop"
+
+
+class StepBroke(Exception):
+    """What a runner raises when a forward pass fails as a whole."""
 
 
 @dataclass
@@ -61,6 +73,7 @@ class HashModel:
 
     fails_at: sequence id -> number of the output token in whose place its row fails.
     steps: every step it was asked to compute, as (step, {sequence id: tokens computed}).
+    copies: every copy it was asked to make. breaks: numbers of the calls that raise, each after some of the work.
     """
 
     block_size: int = 16
@@ -68,14 +81,49 @@ class HashModel:
     cache: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     steps: list[tuple[int, dict[SequenceId, int]]] = field(default_factory=list)
     preempted: list[tuple[int, SequenceId]] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    breaks: frozenset[int] = frozenset()
+    num_calls: int = 0
 
     def execute(self, scheduled: SchedulerOutput) -> ModelOutput:
+        self.num_calls += 1
+        if self.num_calls in self.breaks:
+            self._break(scheduled)
         self.steps.append((scheduled.step, {i.sequence.id: i.stop - i.start for i in scheduled.scheduled}))
         self.preempted += [(scheduled.step, sequence_id) for sequence_id in scheduled.preempted]
+        self.copies += scheduled.copies
+        for copy in scheduled.copies:
+            self._copy(copy)
         written: set[int] = set()
         for item in scheduled.scheduled:
             self._write(item, written)
-        return ModelOutput([self._sample(item) for item in scheduled.scheduled if item.samples])
+        rows = [self._sample(item) for item in scheduled.scheduled if item.samples]
+        wanting = [item for item in scheduled.scheduled if item.num_prompt_logprobs is not None]
+        return ModelOutput(rows, {item.sequence.id: self._prompt_logprobs(item) for item in wanting})
+
+    def _prompt_logprobs(self, item: ScheduledSequence) -> list[TokenLogprobs]:
+        """Position and token of each prompt token from the second one on, as one number."""
+        prompt = item.sequence.request.prompt_ids
+        last = min(item.stop, len(prompt) - 1)
+        return [prompt_logprob(position, prompt[position]) for position in range(item.start + 1, last + 1)]
+
+    def _break(self, scheduled: SchedulerOutput) -> None:
+        """Fail as late as possible on odd calls, with everything written; at once on even ones."""
+        if self.num_calls % 2:
+            for copy in scheduled.copies:
+                self._copy(copy)
+            written: set[int] = set()
+            for item in scheduled.scheduled:
+                self._write(item, written)
+        raise StepBroke
+
+    def _copy(self, copy: BlockCopy) -> None:
+        assert 0 < copy.num_tokens < self.block_size
+        for offset in range(self.block_size):
+            source, target = (block * self.block_size + offset for block in (copy.source, copy.target))
+            self.cache.pop(target, None)
+            if offset < copy.num_tokens:
+                self.cache[target] = self.cache[source]
 
     def _slot(self, item: ScheduledSequence, position: int) -> int:
         block, offset = divmod(position, self.block_size)
@@ -100,7 +148,7 @@ class HashModel:
             assert found == expected, f"{sequence.id}: position {position} holds {found}, not {expected}"
         if self.fails_at.get(sequence.id) == sequence.num_output_tokens:
             return FAILURE
-        token_id = next_token(digest)
+        token_id = next_token(digest, sequence.params.choice)
         return Sampled(token_id, TokenLogprobs(-float(token_id)) if sequence.params.num_logprobs is not None else None)
 
 
@@ -160,6 +208,10 @@ def request(
     stop_ids: Iterable[int] = (),
     stop_strings: bool = False,
     num_logprobs: int | None = None,
+    min_tokens: int = 0,
+    group: str = "",
+    choice: int = 0,
+    num_prompt_logprobs: int | None = None,
 ) -> SequenceRequest:
     """A request called `name`; a whole number as prompt means that many tokens peculiar to the name."""
     if isinstance(prompt, int):
@@ -173,11 +225,41 @@ def request(
             stop_token_ids=frozenset(stop_ids),
             has_stop_strings=stop_strings,
             num_logprobs=num_logprobs,
+            min_tokens=min_tokens,
+            choice=choice,
+            num_prompt_logprobs=num_prompt_logprobs,
         ),
         order_key=(0, virtual_time, 0, arrival),
         output_ids=tuple(output),
         cache_salt=salt,
+        group=group,
     )
+
+
+def choices(
+    name: str,
+    prompt: int | Iterable[int],
+    max_tokens: int = 16,
+    *,
+    n: int,
+    outputs: Iterable[Iterable[int]] = (),
+    **options: Any,
+) -> list[SequenceRequest]:
+    """The n choices of one job, `name/0` and so on. outputs: of earlier attempts, those of the first choices."""
+    prompt_ids = request(name, prompt).prompt_ids
+    earlier = [*map(tuple, outputs)] + [()] * n
+    return [
+        request(
+            f"{name}/{choice}",
+            prompt_ids,
+            max_tokens,
+            group=name,
+            choice=choice,
+            output=earlier[choice],
+            **options,
+        )
+        for choice in range(n)
+    ]
 
 
 @dataclass
@@ -187,11 +269,13 @@ class Outcome:
     tokens: dict[SequenceId, list[int]] = field(default_factory=lambda: defaultdict(list))
     steps: dict[SequenceId, list[int]] = field(default_factory=lambda: defaultdict(list))
     endings: dict[SequenceId, SequenceDelta] = field(default_factory=dict)
+    prompt_logprobs: dict[SequenceId, list[TokenLogprobs]] = field(default_factory=lambda: defaultdict(list))
 
     def take(self, deltas: Iterable[SequenceDelta]) -> None:
         for delta in deltas:
             assert delta.id not in self.endings, f"{delta.id} goes on after its end"
             self.tokens[delta.id] += delta.token_ids
+            self.prompt_logprobs[delta.id] += delta.prompt_logprobs
             self.steps[delta.id] += [delta.step] * len(delta.token_ids)
             if delta.finish_reason is not None or delta.error is not None:
                 assert delta.finish_reason is None or delta.error is None

@@ -9,6 +9,7 @@ from scripted_model import FAILURE, HashModel, Outcome, PhraseRules, ScriptedMod
 
 from jitney.errors import InvalidJob, PromptTooLong
 from jitney_worker.engine.engine import LocalEngine
+from jitney_worker.engine.protocol import RowFailure
 from jitney_worker.engine.sequence import SequenceId
 
 END = 2
@@ -39,6 +40,29 @@ def test_a_stop_string_completed_at_the_limit_is_a_stop(at: int, reason: str) ->
     assert tokens == ((9,) * (at - 2) + (7, 8))[:5]
     assert why == reason
     assert rules.dropped == ["s"]
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "max_tokens", "num_said", "reason"),
+    [(0, 10, 2, "stop"), (1, 10, 2, "stop"), (2, 10, 3, "stop"), (3, 10, 8, "stop"), (8, 10, 10, "length")],
+)
+def test_an_end_token_among_the_first_min_tokens_does_not_end_the_sequence(
+    min_tokens: int, max_tokens: int, num_said: int, reason: str
+) -> None:
+    """B25: end tokens at 2, 3 and 8. The sampler forbids them; a runner that says one all the same ends nothing."""
+    script: list[int | RowFailure] = [9, END, END, 9, 9, 9, 9, END, 9, 9]
+    one = request("s", 3, max_tokens, stop_ids=[END], min_tokens=min_tokens)
+    tokens, why = run(LocalEngine(settings(), ScriptedModel({"s": script})), [one]).said("s")
+    assert (tokens, why) == (tuple(script[:num_said]), reason)
+
+
+@pytest.mark.parametrize(("min_tokens", "num_fresh", "reason"), [(2, 0, "stop"), (3, 7, "length")])
+def test_a_resumed_output_that_ends_in_an_end_token_is_whole_only_after_min_tokens(
+    min_tokens: int, num_fresh: int, reason: str
+) -> None:
+    one = request("s", 3, 10, stop_ids=[END], min_tokens=min_tokens, output=[9, 9, END])
+    tokens, why = run(LocalEngine(settings(), ScriptedModel({"s": [9] * 10})), [one]).said("s")
+    assert (len(tokens), why) == (num_fresh, reason)
 
 
 def test_the_context_limit_reached_first_ends_as_length() -> None:

@@ -33,8 +33,10 @@ def mixed_rows(count: int, *, seed: int) -> tuple[list[SamplingRow], list[dict[s
         temperature = draw.choice([0.0, 0.3, 0.8, 1.0, 1.7])
         top_k = draw.choice([0, -1, 1, 5, 40, 700, 9_999_999])
         top_p = draw.choice([1.0, 1.0, 0.95, 0.5, 0.05, 0.999])
-        rows.append(SamplingRow(temperature, top_k, top_p, noise_key(seed, 1, position)))
-        arguments.append({"temperature": temperature, "top_k": top_k, "top_p": top_p, "position": position})
+        min_p = draw.choice([0.0, 0.0, 0.0, 1e-12, 0.01, 0.3, 1.0])
+        rows.append(SamplingRow(temperature, top_k, top_p, noise_key(seed, 1, position), min_p=min_p))
+        options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "position": position}
+        arguments.append(options)
     return rows, arguments
 
 

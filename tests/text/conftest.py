@@ -19,6 +19,7 @@ BUILDERS: dict[str, Callable[[Path], Path]] = {
     "unigram": small.unigram,
     "unigram-first": lambda directory: small.unigram(directory, scheme="first"),
     "unigram-never": lambda directory: small.unigram(directory, scheme="never"),
+    "unigram-bytes": small.unigram_bytes,
     "wordpiece": small.wordpiece,
     "fused-bytes": small.fused_bytes,
 }

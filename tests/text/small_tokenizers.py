@@ -82,6 +82,32 @@ def unigram(directory: Path, *, scheme: str = "always", template: str | None = N
     return write(directory, tokenizer, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}, template)
 
 
+def unigram_bytes(directory: Path) -> Path:
+    """Unigram with byte fallback and no BOS: what a sentencepiece model of that kind is converted to."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=list(SPM_CONTROL), unk_token="<unk>")
+    trainer.show_progress = False
+    tokenizer.train_from_iterator(TEXT, trainer)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+
+    def with_fallback(spec: dict[str, Any]) -> None:
+        spec["model"]["vocab"] += [[token, -20.0] for token in BYTE_TOKENS]
+        spec["model"]["byte_fallback"] = True
+
+    config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return write(directory, tokenizer, config, None, with_fallback)
+
+
+def of_words(directory: Path, words: list[str], decoder: dict[str, Any] | None) -> Path:
+    """A tokenizer whose ids are these words, from 0 on, with that decoder; nothing in it is special."""
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return write(directory, tokenizer, {}, None, lambda spec: spec.update(decoder=decoder))
+
+
 def by_hand(directory: Path, pieces: list[str], *, scheme: str) -> Path:
     """A metaspace tokenizer of exactly these pieces: ids 0 and 1 are <unk> and </s>, theirs follow."""
     tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in ("<unk>", "</s>", *pieces)], unk_id=0))
@@ -101,7 +127,7 @@ def wordpiece(directory: Path) -> Path:
 
 
 def fused_bytes(directory: Path) -> Path:
-    """Bytes again, but behind a decoder that the text room does not take apart."""
+    """Bytes again, behind a decoder of two steps."""
     byte_bpe(directory)
     tokenizer = original(directory)
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])

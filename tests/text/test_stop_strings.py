@@ -26,7 +26,7 @@ class Words:
     def pieces(self) -> Words:
         return self
 
-    def stream(self) -> Words:
+    def stream(self, *, skip_special_tokens: bool = True) -> Words:
         return self
 
     def push(self, token_id: int) -> str:

@@ -10,7 +10,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 from jitney_worker.engine.prefix_cache import HashBlock, PrefixCache, sha256_digest
-from jitney_worker.engine.sequence import Sequence
+from jitney_worker.engine.protocol import BlockCopy
+from jitney_worker.engine.sequence import Sequence, SequenceId
+from jitney_worker.engine.siblings import Fork
 
 
 class BlockManager:
@@ -31,6 +33,8 @@ class BlockManager:
         self._blank = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         """Free blocks with content, least recently used first."""
+        self._copies: dict[SequenceId, BlockCopy] = {}
+        """Copies that forks wait for. Each holds its source, which nobody else may get until it is made."""
 
     @property
     def num_free(self) -> int:
@@ -41,24 +45,58 @@ class BlockManager:
         """Blocks that so many tokens fill, the last one perhaps in part."""
         return -(-num_tokens // self.block_size)
 
-    def admit(self, sequence: Sequence, *, reserve: int) -> bool:
-        """Give a sequence blocks for all its known tokens, the cached ones first; False if there are too few.
+    def admit(self, sequence: Sequence, *, reserve: int, fork: Fork | None = None, reuses_cached: bool = True) -> bool:
+        """Give a sequence blocks for all its known tokens, those it shares first; False if there are too few.
 
-        reserve: free blocks that must be left over. Sets `block_table` and `num_computed_tokens`. All known
-        tokens at once: a prompt computed in chunks then never runs out of blocks half-way.
+        reserve: free blocks that must be left over. fork: what a sibling has computed of it; taken where it is more
+        than what the cache has. reuses_cached: False for a sequence of which every token must be computed.
+        Sets `block_table` and `num_computed_tokens`. All known tokens at once: a prompt computed in chunks then
+        never runs out of blocks half-way.
         """
-        hits = self._cache.match(sequence) if self._cache else []
-        num_new = self.num_blocks_for(len(sequence.token_ids)) - len(hits)
-        num_revived = sum(self._ref_counts[block] == 0 for block in hits)
+        shared = self._cache.match(sequence) if self._cache and reuses_cached else []
+        if fork is not None and fork.num_tokens > len(shared) * self.block_size:
+            shared = fork.sibling.block_table[: fork.num_tokens // self.block_size]
+        else:
+            fork = None
+        num_new = self.num_blocks_for(len(sequence.token_ids)) - len(shared)
+        num_revived = sum(self._ref_counts[block] == 0 for block in shared)
         if self.num_free - num_revived - num_new < reserve:
             return False
-        for block in hits:
+        for block in shared:
             self._use_again(block)
         if self._cache:
-            sequence.block_serials = self._cache.serials(hits)
-        sequence.block_table = hits + [self._take() for _ in range(num_new)]
-        sequence.num_computed_tokens = len(hits) * self.block_size
+            sequence.block_serials = fork.sibling.block_serials[: len(shared)] if fork else self._cache.serials(shared)
+        sequence.block_table = shared + [self._take() for _ in range(num_new)]
+        sequence.num_computed_tokens = len(shared) * self.block_size
+        if fork is not None:
+            self._copy_rest(sequence, fork)
         return True
+
+    def _copy_rest(self, sequence: Sequence, fork: Fork) -> None:
+        """Let the sequence go on in a copy of the block in which the shared tokens end: each writes into its own.
+
+        A sibling may itself still wait for its copy of that block. It may leave before it is made, so it is not
+        copied from.
+        """
+        index, num_tokens = divmod(fork.num_tokens, self.block_size)
+        if num_tokens:
+            source, unmade = fork.sibling.block_table[index], self._copies.get(fork.sibling.id)
+            if unmade is not None and unmade.target == source:
+                source = unmade.source
+            self._use_again(source)
+            self._copies[sequence.id] = BlockCopy(source, sequence.block_table[index], num_tokens)
+        sequence.num_computed_tokens = fork.num_tokens
+
+    @property
+    def copies(self) -> list[BlockCopy]:
+        """Copies to be made before the next step is computed."""
+        return list(self._copies.values())
+
+    def copied(self) -> None:
+        """The copies have been made."""
+        for copy in self._copies.values():
+            self._give_back(copy.source)
+        self._copies.clear()
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Extend the table until it holds `num_tokens`; False, and nothing changed, if there are too few blocks."""
@@ -81,9 +119,10 @@ class BlockManager:
         Last block first: the head of a prompt is the likeliest to be asked for again, so it is evicted last.
         """
         for block in reversed(sequence.block_table):
-            self._ref_counts[block] -= 1
-            if self._ref_counts[block] == 0:
-                self._put_back(block)
+            self._give_back(block)
+        copy = self._copies.pop(sequence.id, None) if self._copies else None
+        if copy is not None:
+            self._give_back(copy.source)
         sequence.block_table = []
         sequence.block_serials = []
         sequence.num_computed_tokens = 0
@@ -112,7 +151,11 @@ class BlockManager:
             del self._cached[block]
         self._ref_counts[block] += 1
 
-    def _put_back(self, block: int) -> None:
+    def _give_back(self, block: int) -> None:
+        """One user less; the last one leaves it free."""
+        self._ref_counts[block] -= 1
+        if self._ref_counts[block]:
+            return
         if self._cache is not None and self._cache.holds(block):
             self._cached[block] = None
         else:
@@ -127,12 +170,16 @@ class BlockManager:
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Assert that every block is in exactly one place and is referenced by exactly those who count.
 
-        sequences: all that may hold blocks.
+        sequences: all that may hold blocks. A block is referenced by every table and every copy that it is in.
         """
-        references: Counter[int] = Counter()
+        references: Counter[int] = Counter(copy.source for copy in self._copies.values())
+        unmade = dict(self._copies)
         for sequence in sequences:
+            copy = unmade.pop(sequence.id, None)
+            assert copy is None or copy.target in sequence.block_table, f"{sequence.id} waits for a copy elsewhere"
             assert len(set(sequence.block_table)) == len(sequence.block_table), f"{sequence.id} holds a block twice"
             references.update(sequence.block_table)
+        assert not unmade, "a copy is made for nobody"
         used = {block for block, count in enumerate(self._ref_counts) if count}
         assert all(self._ref_counts[block] == references[block] for block in range(self.num_blocks)), "ref counts"
         blank, cached = set(self._blank), set(self._cached)

@@ -51,6 +51,11 @@ class LocalEngine:
         """Facts for the worker's heartbeat."""
         return self.settings.features()
 
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens computed since the start, those that were computed anew after a preemption included."""
+        return self._scheduler.num_computed_tokens
+
     def check_fits(self, request: SequenceRequest) -> None:
         """Raise `PromptTooLong` or `InvalidJob` for what can never run here."""
         check_fits(request, self.settings)

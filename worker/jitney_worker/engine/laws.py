@@ -40,6 +40,12 @@ def check_step(scheduler: Scheduler, output: SchedulerOutput) -> None:
     assert len({item.sequence.id for item in output.scheduled}) == len(output.scheduled), "scheduled twice"
     preempted = [scheduler.sequences[sequence_id].rank for sequence_id in output.preempted]
     assert not preempted or scheduler.running[-1].rank < min(preempted), "preempted for a later one"
+    assert output.copies == scheduler.blocks.copies, "a copy is missing"
+    started = {item.sequence.block_table[item.start // scheduler.blocks.block_size] for item in output.scheduled}
+    targets = {copy.target for copy in output.copies}
+    assert len(targets) == len(output.copies), "two copies into one block"
+    assert targets <= started, "a copy into a block in which nobody goes on"
+    assert targets.isdisjoint(copy.source for copy in output.copies), "a copy of a copy"
     for item in output.scheduled:
         sequence = item.sequence
         assert item.start == sequence.num_computed_tokens < item.stop <= sequence.num_tokens, sequence.id

@@ -36,7 +36,8 @@ def already_ended(request: SequenceRequest, num_allowed: int) -> FinishReason | 
 
     num_allowed: prompt and output tokens at most, from `max_num_tokens`.
     """
-    if request.output_ids and request.output_ids[-1] in request.params.stop_token_ids:
+    output_ids, params = request.output_ids, request.params
+    if len(output_ids) > params.min_tokens and output_ids[-1] in params.stop_token_ids:
         return "stop"
     if len(request.prompt_ids) + len(request.output_ids) >= num_allowed:
         return "length"

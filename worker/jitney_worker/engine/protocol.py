@@ -16,24 +16,42 @@ from jitney_worker.engine.sequence import FinishReason, Sequence, SequenceId, Se
 class ScheduledSequence:
     """Tokens [start, stop) of one sequence are computed in this step; earlier ones are in the cache.
 
-    samples: stop == num_tokens, so the logits at stop - 1 choose the next token. The runner reads
-    `sequence.token_ids` and `sequence.block_table` and changes neither.
+    samples: stop == num_tokens, so the logits at stop - 1 choose the next token. num_prompt_logprobs: if not None,
+    the log probabilities of all prompt tokens from start + 1 to stop are wanted, with so many others. The runner
+    reads `sequence.token_ids` and `sequence.block_table` and changes neither.
     """
 
     sequence: Sequence
     start: int
     stop: int
     samples: bool
+    num_prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """The first `num_tokens` tokens of block `source` are copied to block `target`; the rest of it becomes zeros.
+
+    A mask does not stop a NaN that stands where nobody has written yet: 0 * NaN = NaN.
+    """
+
+    source: int
+    target: int
+    num_tokens: int
 
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """One step: who computes what. Falsy when there is nothing to do."""
+    """One step: who computes what. Falsy when there is nothing to do.
+
+    copies: made before anything is computed. If the step fails they come again with the next one.
+    """
 
     step: int
     scheduled: list[ScheduledSequence]
     num_tokens: int
     preempted: list[SequenceId] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.scheduled)
@@ -68,13 +86,17 @@ class RowFailure:
 
 @dataclass(slots=True)
 class ModelOutput:
-    """One entry for each scheduled sequence that samples, in the order of `SchedulerOutput.scheduled`."""
+    """rows: one for each scheduled sequence that samples, in the order of `SchedulerOutput.scheduled`.
+
+    prompt_logprobs: for each sequence that wants them, those of this step's part of its prompt.
+    """
 
     rows: list[Sampled | RowFailure]
+    prompt_logprobs: dict[SequenceId, list[TokenLogprobs]] = field(default_factory=dict)
 
 
 class ModelRunner(Protocol):
-    """Computes a step: writes K and V of every scheduled token, samples where a row asks for it."""
+    """Computes a step: copies blocks, writes K and V of every scheduled token, samples where a row asks for it."""
 
     def execute(self, scheduled: SchedulerOutput) -> ModelOutput: ...
 
@@ -101,6 +123,7 @@ class SequenceDelta:
 
     Exactly one of `finish_reason` and `error` is set on a sequence's last delta, neither before.
     num_cached_tokens: prompt tokens served from the prefix cache at its first admission.
+    prompt_logprobs: with its first token, if it wants them: of its prompt's tokens from the second one on.
     """
 
     id: SequenceId
@@ -111,6 +134,7 @@ class SequenceDelta:
     error: RowFailure | None = None
     num_cached_tokens: int = 0
     joined_step: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +177,11 @@ class Engine(Protocol):
     @property
     def features(self) -> dict[str, Any]:
         """Facts for the worker's heartbeat: max_num_seqs, max_model_len, num_blocks, policy and so on."""
+        ...
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens computed since the start. A step that leaves it as it was, and ends nobody, was no progress."""
         ...
 
     def capacity(self) -> Capacity: ...

@@ -21,10 +21,12 @@ from jitney_worker.engine.protocol import (
     SchedulerOutput,
     SequenceDelta,
     TextRules,
+    TokenLogprobs,
 )
 from jitney_worker.engine.seats import seats_for
 from jitney_worker.engine.sequence import FinishReason, Sequence, SequenceId, SequenceRequest
 from jitney_worker.engine.settings import EngineSettings
+from jitney_worker.engine.siblings import Fork, Siblings
 from jitney_worker.engine.waiting import WaitingQueue
 
 _rank = attrgetter("rank")
@@ -49,7 +51,9 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self._text_rules = text_rules
         self._seats = seats_for(settings)
+        self._siblings = Siblings()
         self._ended_on_entry: dict[SequenceId, SequenceDelta] = {}
+        self._prompt_logprobs: dict[SequenceId, list[TokenLogprobs]] = {}
         self._num_arrivals = 0
         self._max_chunk = settings.long_prefill_token_threshold or settings.max_num_batched_tokens
         self._max_reserve = ceil(settings.admission_reserve * settings.num_blocks)
@@ -57,7 +61,7 @@ class Scheduler:
     # Coming and going
 
     def add(self, request: SequenceRequest) -> None:
-        """Let a sequence wait for its turn. Raises as `check_fits`, and ValueError if its id is here already."""
+        """Let a sequence wait for its turn. Raises as `check_fits`, and ValueError for a known id or an odd group."""
         if request.id in self.sequences or request.id in self._ended_on_entry:
             raise ValueError(f"sequence {request.id} is in the engine already: abort it first")
         check_fits(request, self.settings)
@@ -70,9 +74,12 @@ class Scheduler:
             return
         self._num_arrivals += 1
         sequence = Sequence.of(request)
+        self._siblings.add(sequence)
         sequence.max_num_tokens, sequence.arrival = num_allowed, self._num_arrivals
         if self._text_rules is not None and request.params.has_stop_strings:
             self._text_rules.start(request.id, request.output_ids)
+        if request.params.num_prompt_logprobs is not None:
+            self._prompt_logprobs[request.id] = []
         self.sequences[request.id] = sequence
         self.waiting.push(sequence)
 
@@ -102,6 +109,8 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         del self.sequences[sequence.id]
+        self._siblings.remove(sequence)
+        self._prompt_logprobs.pop(sequence.id, None)
         if self.waiting.remove(sequence.id) is None:
             self.blocks.release(sequence)
             del self.running[bisect_left(self.running, sequence.rank, key=_rank)]
@@ -117,6 +126,7 @@ class Scheduler:
         self._continue_running(output)
         if not output.preempted:
             self._admit_waiting(output)
+        output.copies = self.blocks.copies
         return output
 
     def _continue_running(self, output: SchedulerOutput) -> None:
@@ -133,7 +143,7 @@ class Scheduler:
             stop = start + num
             if stop > len(sequence.block_table) * block_size and not self._make_room(sequence, stop, output):
                 break
-            output.scheduled.append(ScheduledSequence(sequence, start, stop, num == num_wanted))
+            output.scheduled.append(self._scheduled(sequence, start, stop))
             budget -= num
         output.num_tokens = self.settings.max_num_batched_tokens - budget
 
@@ -154,33 +164,56 @@ class Scheduler:
         return True
 
     def _admit_waiting(self, output: SchedulerOutput) -> None:
-        """In order of rank, until one must wait: nobody behind it may overtake, or a long prompt would starve."""
+        """In order of rank, until one must wait: nobody behind it may overtake, or a long prompt would starve.
+
+        Except those that wait for a sibling to compute their prompt: it will be done in a few steps, and their
+        seats are kept. The prompt of a job with n choices is computed once.
+        """
         budget = self.settings.max_num_batched_tokens - output.num_tokens
         growth = sum(map(self._growth, self.running)) if self.waiting else 0
+        expectant: list[Sequence] = []
         while budget > 0:
             sequence = self.waiting.first()
-            if sequence is None or not self._seats.admits(sequence, len(self.running)):
+            if sequence is None or not self._seats.admits(sequence, len(self.running) + len(expectant)):
                 break
-            if not self.blocks.admit(sequence, reserve=min(growth, self._max_reserve)):
+            is_whole = sequence.id in self._prompt_logprobs
+            fork = None if is_whole else self._siblings.fork(sequence)
+            if fork is not None and fork.sibling.num_computed_tokens < fork.num_tokens:
+                self._seats.seat(sequence)
+                expectant.append(self.waiting.pop())
+                continue
+            if not self.blocks.admit(
+                sequence, reserve=min(growth, self._max_reserve), fork=fork, reuses_cached=not is_whole
+            ):
                 break
-            self._join(self.waiting.pop(), output.step)
+            self._join(self.waiting.pop(), output.step, fork)
             growth += self._growth(sequence)
             start = sequence.num_computed_tokens
             num_wanted = len(sequence.token_ids) - start
             num = min(num_wanted, self._max_chunk, budget)
-            output.scheduled.append(ScheduledSequence(sequence, start, start + num, num == num_wanted))
+            output.scheduled.append(self._scheduled(sequence, start, start + num))
             budget -= num
+        for sequence in expectant:
+            self.waiting.push(sequence)
         self._seats.close_step(budget_left=budget)
         output.num_tokens = self.settings.max_num_batched_tokens - budget
+
+    def _scheduled(self, sequence: Sequence, start: int, stop: int) -> ScheduledSequence:
+        scheduled = ScheduledSequence(sequence, start, stop, stop == len(sequence.token_ids))
+        if self._prompt_logprobs and sequence.id in self._prompt_logprobs:
+            scheduled.num_prompt_logprobs = sequence.params.num_prompt_logprobs
+        return scheduled
 
     def _growth(self, sequence: Sequence) -> int:
         """Blocks a sequence may still ask for. The last token is sampled and never computed, hence the one less."""
         return self.blocks.num_blocks_for(sequence.max_num_tokens - 1) - len(sequence.block_table)
 
-    def _join(self, sequence: Sequence, step: int) -> None:
+    def _join(self, sequence: Sequence, step: int, fork: Fork | None) -> None:
+        """What a sibling has just computed does not count as cached, unless it was cached for the sibling."""
         if sequence.joined_step is None:
             sequence.joined_step = step
-            sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+            cached = sequence.num_computed_tokens if fork is None else fork.sibling.num_cached_tokens
+            sequence.num_cached_tokens = min(cached, sequence.num_prompt_tokens)
         self._seats.seat(sequence)
         insort(self.running, sequence, key=_rank)
 
@@ -192,11 +225,14 @@ class Scheduler:
         assert len(output.rows) == num_rows, f"{num_rows} rows were to be sampled, the runner gave {len(output.rows)}"
         self.step = scheduled.step
         self.num_computed_tokens += scheduled.num_tokens
+        self.blocks.copied()
         rows = iter(output.rows)
         deltas: list[SequenceDelta] = []
         for item in scheduled.scheduled:
             sequence = item.sequence
             sequence.num_computed_tokens = item.stop
+            if item.num_prompt_logprobs is not None:
+                self._keep_prompt_logprobs(item, output)
             row = next(rows) if item.samples else None
             if isinstance(row, RowFailure):
                 deltas.append(self._fail(sequence, row))
@@ -206,9 +242,16 @@ class Scheduler:
                 deltas.append(self._gain(sequence, row))
         return deltas
 
+    def _keep_prompt_logprobs(self, item: ScheduledSequence, output: ModelOutput) -> None:
+        """A sequence that was preempted half-way has begun anew, so `start` says how many are still good."""
+        kept = self._prompt_logprobs[item.sequence.id]
+        del kept[item.start :]
+        kept += output.prompt_logprobs[item.sequence.id]
+
     def _gain(self, sequence: Sequence, row: Sampled) -> SequenceDelta:
         sequence.token_ids.append(row.token_id)
         self.num_generated_tokens += 1
+        prompt_logprobs = self._prompt_logprobs.pop(sequence.id, ()) if self._prompt_logprobs else ()
         reason = self._ending(sequence, row.token_id)
         if reason is not None:
             self._leave(sequence)
@@ -220,12 +263,13 @@ class Scheduler:
             finish_reason=reason,
             num_cached_tokens=sequence.num_cached_tokens,
             joined_step=sequence.joined_step or 0,
+            prompt_logprobs=tuple(prompt_logprobs),
         )
 
     def _ending(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         """A stop at the very limit is a stop: the model, not the limit, ended the text."""
         params = sequence.request.params
-        if token_id in params.stop_token_ids:
+        if token_id in params.stop_token_ids and sequence.num_output_tokens > params.min_tokens:
             return "stop"
         if params.has_stop_strings and self._text_rules is not None:
             reason = self._text_rules.advance(sequence.id, token_id)

@@ -15,12 +15,12 @@ class Seats(Protocol):
         """A step begins."""
         ...
 
-    def admits(self, sequence: Sequence, num_running: int) -> bool:
-        """True if there is a seat for this one now."""
+    def admits(self, sequence: Sequence, num_taken: int) -> bool:
+        """True if there is a seat for this one now. num_taken: seats in use, or kept for somebody in this step."""
         ...
 
     def seat(self, sequence: Sequence) -> None:
-        """It has sat down."""
+        """It has sat down, or a seat is kept for it while a sibling computes its prompt."""
         ...
 
     def close_step(self, *, budget_left: int) -> None:
@@ -41,8 +41,8 @@ class ContinuousSeats:
     def open_step(self, num_running: int, first_waiting: Sequence | None) -> None:
         pass
 
-    def admits(self, sequence: Sequence, num_running: int) -> bool:
-        return num_running < self._max_num_seqs
+    def admits(self, sequence: Sequence, num_taken: int) -> bool:
+        return num_taken < self._max_num_seqs
 
     def seat(self, sequence: Sequence) -> None:
         pass
@@ -73,7 +73,7 @@ class StaticSeats:
             self._batch.clear()
             self._open = True
 
-    def admits(self, sequence: Sequence, num_running: int) -> bool:
+    def admits(self, sequence: Sequence, num_taken: int) -> bool:
         if sequence.id in self._batch:
             return True
         return self._open and len(self._batch) < self._max_num_seqs

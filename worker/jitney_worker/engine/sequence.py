@@ -16,13 +16,35 @@ Rank = tuple[OrderKey, int]
 
 
 @dataclass(frozen=True, slots=True)
+class LogitRules:
+    """What changes the logits before a token is chosen, named as in vLLM; each default changes nothing.
+
+    allowed_token_ids: nothing else is chosen; empty = everything may be.
+    bad_words: token sequences; the last token of one is not chosen where the output ends in those before it.
+    logit_bias: (token id, what is added to its logit), each id once.
+    repetition_penalty: divides positive logits and multiplies others, of tokens that prompt or output hold.
+    frequency_penalty: taken off once for each time the output holds the token; presence_penalty: once if it does.
+    """
+
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceParams:
     """What the engine and the sampler must know of a job's options; everything resolved, nothing optional.
 
-    max_tokens: output tokens at most, those of earlier attempts included.
+    max_tokens: output tokens at most, those of earlier attempts included. min_tokens: so many come before any
+    ending but `length`: neither a stop token nor a stop string among them ends the sequence.
     stop_token_ids: ids that end the sequence (the model's own end tokens are in it unless they are ignored).
     num_logprobs: None = none; k = the chosen token's log probability and the k most probable ones.
+    num_prompt_logprobs: the same for the prompt's tokens, from the second one on.
     has_stop_strings: True if `TextRules` must look at every new token.
+    rules: None if the logits are taken as they are.
     """
 
     max_tokens: int
@@ -34,11 +56,18 @@ class SequenceParams:
     stop_token_ids: frozenset[int] = frozenset()
     num_logprobs: int | None = None
     has_stop_strings: bool = False
+    min_p: float = 0.0
+    min_tokens: int = 0
+    num_prompt_logprobs: int | None = None
+    rules: LogitRules | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceRequest:
-    """A sequence on its way into the engine. `output_ids` are the tokens of earlier attempts."""
+    """A sequence on its way into the engine. `output_ids` are the tokens of earlier attempts.
+
+    group: name of the job whose choices share this prompt and salt; they share its blocks too. Empty = nobody does.
+    """
 
     id: SequenceId
     prompt_ids: tuple[int, ...]
@@ -46,6 +75,7 @@ class SequenceRequest:
     order_key: OrderKey
     output_ids: tuple[int, ...] = ()
     cache_salt: str = ""
+    group: str = ""
 
 
 @dataclass(slots=True, eq=False)

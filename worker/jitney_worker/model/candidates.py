@@ -1,4 +1,4 @@
-"""Which tokens of each row can still be drawn: what the noise can reach, top-k and top-p."""
+"""Which tokens of each row can still be drawn: what the noise can reach, min_p, top-k and top-p."""
 
 from __future__ import annotations
 
@@ -32,8 +32,11 @@ class Candidates:
         return Candidates(self.rows[keep], self.token_ids[keep], self.values[keep], self.tops)
 
 
-def within(scaled: Tensor, tops: Tensor, reach: float) -> Candidates:
-    """Every token at most `reach` below its row's top; flat indices, because two-dimensional ones are slow."""
+def within(scaled: Tensor, tops: Tensor, reach: float | Tensor) -> Candidates:
+    """Every token at most `reach` (of all rows, or of each) below its row's top.
+
+    Flat indices, because two-dimensional ones are slow.
+    """
     places = (scaled >= (tops - reach)[:, None]).view(-1).nonzero().view(-1)
     rows = places.div(scaled.shape[1], rounding_mode="floor")
     return Candidates(rows, places - rows * scaled.shape[1], scaled.view(-1).index_select(0, places), tops)
@@ -58,7 +61,8 @@ class Limits:
 def filtered(scaled: Tensor, tops: Tensor, limits: Limits) -> Candidates:
     """Keep the top-k, and of those the smallest leading set whose probability reaches top-p. Ties: lower ids first.
 
-    What top-p reaches for is the probability of the whole vocabulary, or of the top-k (of them the candidates: what
+    scaled: -Inf where min_p has removed a token.
+    What top-p reaches for is the probability of all that min_p left, or of the top-k (of them the candidates: what
     lies further below the top than the noise reaches is less than vocab_size * exp(-19.5) of it).
     """
     mass = (scaled - tops[:, None]).exp_().sum(dim=-1, keepdim=True, dtype=torch.float64)

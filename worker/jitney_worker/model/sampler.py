@@ -1,7 +1,10 @@
-"""Choosing tokens: greedy, temperature, top-k, top-p and seeds, each row by its own parameters, the batch at once.
+"""Choosing tokens: greedy, or by temperature, min_p, top-k, top-p and seed, each row by its own parameters.
 
-Order as in vLLM: temperature, then top-k, then top-p of what top-k left. What a row gets depends on its logits and
-parameters alone. Greedy rows cost one argmax, whoever samples beside them.
+Order as in vLLM: what processors.py lists, then temperature, min_p of what is left, top-k of that, and top-p of what
+top-k left. What a row gets depends on its logits and parameters alone, not on its company. Greedy rows are never
+sorted: they cost one argmax, whoever samples beside them.
+
+Log probabilities are vLLM's default, `raw_logprobs`: of the model's own logits, before any of this.
 """
 
 from __future__ import annotations
@@ -16,10 +19,15 @@ from torch import Tensor
 
 from jitney_worker.engine.protocol import RowFailure, Sampled, TokenLogprobs
 from jitney_worker.model.candidates import Candidates, Limits, filtered, within
+from jitney_worker.model.logprobs import token_logprobs
 from jitney_worker.model.noise import NOISE_REACH, gumbel
+from jitney_worker.model.processors import Edits, edit
 
-SAMPLER_VERSION = 1
-"""Part of the fingerprint: raise it when the same logits, parameters and seed may give another token."""
+SAMPLER_VERSION = 2
+"""Part of the fingerprint: raise it when the same logits, parameters and seed may give another token.
+
+2: min_p and logits processors. Version 1 does not know them, so it may not continue a job that has some.
+"""
 
 MIN_TEMPERATURE = 1e-3
 """Below it a row is greedy: logit / T could overflow float32."""
@@ -32,7 +40,8 @@ ROWS_AT_ONCE_ON_CPU = 8
 class SamplingRow:
     """How one row of logits is sampled. top_k < 1 or >= vocabulary, and top_p >= 1, switch the filter off.
 
-    key: from `noise_key`. num_logprobs: as in `SequenceParams`.
+    min_p: keep tokens that are at least so probable in relation to the best; 0 is off.
+    key: from `noise_key`. num_logprobs: as in `SequenceParams`. edits: None if the logits are taken as they are.
     """
 
     temperature: float = 0.0
@@ -40,6 +49,8 @@ class SamplingRow:
     top_p: float = 1.0
     key: int = 0
     num_logprobs: int | None = None
+    min_p: float = 0.0
+    edits: Edits | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -51,26 +62,21 @@ class SamplingRow:
 
 
 def sample(logits: Tensor, rows: ListLike[SamplingRow]) -> list[Sampled | RowFailure]:
-    """One token per row of float32 logits [R, vocab].
+    """One token per row of float32 logits [R, vocab], which are left as they are.
 
-    A row with NaN, +Inf or nothing but -Inf fails alone; the others do not notice.
+    A row with NaN, +Inf or nothing but -Inf fails alone, and so does one whose edits leave nothing; the others do
+    not notice.
     """
     top, token_ids = logits.max(dim=-1)  # NaN wins a maximum; of equal values the lowest id does
-    usable = top.isfinite().tolist()
-    for some in _drawn_together(rows, usable, logits):
-        token_ids[some] = _draw(logits[some], top[some], [rows[i] for i in some])
+    failures = {i: _failure(value) for i, value in enumerate(top.tolist()) if not math.isfinite(value)}
+    plain = [i for i, row in enumerate(rows) if row.edits is None and i not in failures]
+    _draw_some(token_ids, logits, top, rows, plain)
+    if len(plain) + len(failures) < len(rows):
+        edited = [i for i, row in enumerate(rows) if row.edits is not None and i not in failures]
+        failures |= _sample_edited(token_ids, logits, rows, edited)
     chosen = token_ids.tolist()
-    logprobs = _logprobs(logits, rows, usable, chosen)
-    return [Sampled(chosen[i], logprobs.get(i)) if usable[i] else _failure(float(top[i])) for i in range(len(rows))]
-
-
-def _drawn_together(rows: ListLike[SamplingRow], usable: list[bool], logits: Tensor) -> Iterator[list[int]]:
-    """Rows to be drawn, those with filters apart from those without, a few at a time where a cache is to be kept."""
-    drawn = [i for i, row in enumerate(rows) if usable[i] and not row.is_greedy]
-    at_once = ROWS_AT_ONCE_ON_CPU if logits.device.type == "cpu" else max(1, len(drawn))
-    for with_filter in (False, True):
-        some = [i for i in drawn if rows[i].is_filtered(logits.shape[-1]) is with_filter]
-        yield from (some[first : first + at_once] for first in range(0, len(some), at_once))
+    logprobs = _logprobs(logits, rows, failures, chosen)
+    return [failures.get(i) or Sampled(chosen[i], logprobs.get(i)) for i in range(len(rows))]
 
 
 def _failure(top: float) -> RowFailure:
@@ -78,20 +84,69 @@ def _failure(top: float) -> RowFailure:
     return RowFailure("bad_logits", f"the model produced {what} among the logits of this sequence")
 
 
+def _edit_failure(top: float) -> RowFailure:
+    if top > 0:
+        return RowFailure("bad_logits", "the penalties of this sequence take its logits beyond float32")
+    message = "allowed_token_ids, bad_words, logit_bias and min_tokens leave this sequence no token to choose"
+    return RowFailure("no_token_left", message)
+
+
+def _sample_edited(
+    token_ids: Tensor, logits: Tensor, rows: ListLike[SamplingRow], which: list[int]
+) -> dict[int, RowFailure]:
+    """Choose for the rows with edits, from copies of their logits; those that fail."""
+    failures: dict[int, RowFailure] = {}
+    for some in _few_at_once(which, logits):
+        own_rows, own_logits = [rows[i] for i in some], logits[some]
+        edit(own_logits, [row.edits for row in own_rows if row.edits is not None])
+        top, own_ids = own_logits.max(dim=-1)
+        tops = top.tolist()
+        failures |= {i: _edit_failure(value) for i, value in zip(some, tops, strict=True) if not math.isfinite(value)}
+        _draw_some(own_ids, own_logits, top, own_rows, [j for j, value in enumerate(tops) if math.isfinite(value)])
+        token_ids[some] = own_ids
+    return failures
+
+
+def _draw_some(token_ids: Tensor, logits: Tensor, top: Tensor, rows: ListLike[SamplingRow], which: list[int]) -> None:
+    """Draw for those of `which` that are not greedy; rows with filters apart from those without."""
+    drawn = [i for i in which if not rows[i].is_greedy]
+    for with_filter in (False, True):
+        alike = [i for i in drawn if rows[i].is_filtered(logits.shape[-1]) is with_filter]
+        for some in _few_at_once(alike, logits):
+            token_ids[some] = _draw(logits[some], top[some], [rows[i] for i in some])
+
+
+def _few_at_once(which: list[int], logits: Tensor) -> Iterator[list[int]]:
+    """A few rows at a time where a cache is to be kept, otherwise all."""
+    at_once = ROWS_AT_ONCE_ON_CPU if logits.device.type == "cpu" else max(1, len(which))
+    return (which[first : first + at_once] for first in range(0, len(which), at_once))
+
+
 def _draw(logits: Tensor, top: Tensor, rows: list[SamplingRow]) -> Tensor:
-    """Gumbel-max over each row's allowed tokens; token ids [R]. All rows have filters, or none."""
+    """Gumbel-max over each row's allowed tokens; token ids [R]. All rows have top-k or top-p, or none."""
     device, vocab_size = logits.device, logits.shape[-1]
     temperatures = torch.tensor([row.temperature for row in rows], device=device)
     scaled = logits / temperatures[:, None]
     tops = top / temperatures
+    reach = _min_p_reach(rows, device)
     if rows[0].is_filtered(vocab_size):
+        if reach is not None:
+            scaled.masked_fill_(scaled < (tops - reach)[:, None], -math.inf)
         limits = Limits.of([row.top_k for row in rows], [row.top_p for row in rows], vocab_size, device)
         candidates = filtered(scaled, tops, limits)
     else:
-        candidates = within(scaled, tops, NOISE_REACH)
+        candidates = within(scaled, tops, NOISE_REACH if reach is None else reach.clamp(max=NOISE_REACH))
     keys = torch.tensor([row.key for row in rows], device=device)
     scores = candidates.values.double() + gumbel(keys[candidates.rows], candidates.token_ids)
     return _argmax_by_row(candidates, scores, len(rows))
+
+
+def _min_p_reach(rows: list[SamplingRow], device: torch.device) -> Tensor | None:
+    """How far below its top each row's min_p keeps tokens [R], in units of logit / T; None if no row has one."""
+    if all(row.min_p <= 0.0 for row in rows):
+        return None
+    reaches = [-math.log(min(row.min_p, 1.0)) if row.min_p > 0.0 else math.inf for row in rows]
+    return torch.tensor(reaches, device=device)
 
 
 def _argmax_by_row(candidates: Candidates, scores: Tensor, num_rows: int) -> Tensor:
@@ -102,25 +157,12 @@ def _argmax_by_row(candidates: Candidates, scores: Tensor, num_rows: int) -> Ten
 
 
 def _logprobs(
-    logits: Tensor, rows: ListLike[SamplingRow], usable: list[bool], chosen: list[int]
+    logits: Tensor, rows: ListLike[SamplingRow], failures: dict[int, RowFailure], chosen: list[int]
 ) -> dict[int, TokenLogprobs]:
-    """Log probabilities of the rows that ask for them, under the unfiltered distribution at temperature 1."""
-    asked = [i for i, row in enumerate(rows) if row.num_logprobs is not None and usable[i]]
-    found: dict[int, TokenLogprobs] = {}
-    for i in asked:
-        row_logprobs = logits[i].log_softmax(dim=-1)
-        top = _top(logits[i], row_logprobs, rows[i].num_logprobs or 0)
-        found[i] = TokenLogprobs(float(row_logprobs[chosen[i]]), top)
-    return found
-
-
-def _top(logits: Tensor, logprobs: Tensor, count: int) -> tuple[tuple[int, float], ...]:
-    """The most probable tokens, equal ones by id (`topk` alone would break ties as it likes)."""
-    count = min(count, logits.shape[0])
-    if count < 1:
-        return ()
-    least = logits.topk(count).values[-1]
-    token_ids = (logits >= least).nonzero()[:, 0]
-    order = logits[token_ids].argsort(descending=True, stable=True)[:count]
-    best = token_ids[order]
-    return tuple(zip(best.tolist(), logprobs[best].tolist(), strict=True))
+    """Log probabilities of the rows that ask for them, by row."""
+    counts = {i: row.num_logprobs for i, row in enumerate(rows) if row.num_logprobs is not None and i not in failures}
+    if not counts:
+        return {}
+    asked = list(counts)
+    own = logits if len(asked) == len(rows) else logits[asked]
+    return dict(zip(asked, token_logprobs(own, [chosen[i] for i in asked], list(counts.values())), strict=True))

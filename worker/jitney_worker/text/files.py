@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from jitney.errors import ModelError
+from jitney_worker.text.converted import converted, has_older_files
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
@@ -48,9 +49,8 @@ class TokenizerFiles:
     @classmethod
     def read(cls, directory: Path) -> TokenizerFiles:
         """Raises ModelError that names the file."""
-        spec = _object(directory / TOKENIZER)
-        if spec is None:
-            raise ModelError(f"{directory} has no {TOKENIZER}: a model is served from its fast tokenizer's file")
+        content = _tokenizer_json(directory)
+        spec = _parsed(content, directory / TOKENIZER)
         config = _object(directory / CONFIG) or {}
         named = {**(_object(directory / SPECIAL_TOKENS) or {}), **config}
         variables = {name: text for name, value in named.items() if (text := _token_text(name, value))}
@@ -65,7 +65,7 @@ class TokenizerFiles:
             variables=variables,
             template=_template(directory, config),
             end_ids=_end_ids(directory),
-            digest=_digest(directory),
+            digest=_digest(directory, content),
         )
 
     def tokens(self) -> list[str | None]:
@@ -96,13 +96,36 @@ def _further(named: dict[str, Any]) -> list[str]:
     return [text for entry in entries if (text := _token_text("_token", entry))]
 
 
-def _object(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None if there is no such file."""
+def _tokenizer_json(directory: Path) -> bytes:
+    """The file, or what it would say."""
+    content = _content(directory / TOKENIZER)
+    if content is not None:
+        return content
+    if not has_older_files(directory):
+        raise ModelError(f"{directory} has no {TOKENIZER}, nor another vocabulary that one could be made of")
+    return converted(directory)
+
+
+def _content(path: Path) -> bytes | None:
+    """None if there is no such file."""
     try:
-        value = orjson.loads(path.read_bytes())
+        return path.read_bytes()
     except FileNotFoundError:
         return None
-    except (OSError, orjson.JSONDecodeError) as error:
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error}") from None
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None if there is no such file."""
+    content = _content(path)
+    return None if content is None else _parsed(content, path)
+
+
+def _parsed(content: bytes, path: Path) -> dict[str, Any]:
+    try:
+        value = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
         raise ModelError(f"cannot read {path}: {error}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} is not a JSON object")
@@ -133,8 +156,16 @@ def _template(directory: Path, config: dict[str, Any]) -> str | None:
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(f"cannot read {path}: {error}") from None
     found = (_object(directory / TEMPLATE_JSON) or {}).get("chat_template") or config.get("chat_template")
+    return _default_of(found)
+
+
+def _default_of(found: Any) -> str | None:
+    """The one template, or that of several which is named `default`: the others are for tools and documents."""
     if isinstance(found, list):
-        found = {entry.get("name"): entry.get("template") for entry in found}.get("default")
+        named = (entry for entry in found if isinstance(entry, dict))
+        found = {entry.get("name"): entry.get("template") for entry in named}
+    if isinstance(found, dict):
+        found = found.get("default")
     return found if isinstance(found, str) else None
 
 
@@ -146,12 +177,14 @@ def _end_ids(directory: Path) -> frozenset[int]:
     return frozenset()
 
 
-def _digest(directory: Path) -> str:
-    """SHA-256 over names and contents of the files that decide how text becomes ids, in hexadecimal."""
+def _digest(directory: Path, tokenizer_json: bytes) -> str:
+    """SHA-256 over names and contents of the files that decide how text becomes ids, in hexadecimal.
+
+    A tokenizer that was converted counts as the file that it would be: another converter may make another one.
+    """
     total = hashlib.sha256()
     for name in _DIGESTED:
-        path = directory / name
-        if path.is_file():
-            content = path.read_bytes()
+        content = tokenizer_json if name == TOKENIZER else _content(directory / name)
+        if content is not None:
             total.update(f"{name}\0{len(content)}\0".encode() + content)
     return total.hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from jitney_worker.text.spelling import Speller
+from jitney_worker.text.spelling import PLAIN_TEXT, Speller, TextOptions
 from jitney_worker.text.tokenizer import Tokenizer
 
 
@@ -23,10 +23,19 @@ class StopRules:
         self._registered: dict[str, Speller] = {}
         self._spellers: dict[str, Speller] = {}
 
-    def register(self, sequence_id: str, stop: Sequence[str], end_ids: Iterable[int] = ()) -> None:
-        """Before the sequence is added: say which strings end it (none: nothing is kept), and which ids do."""
+    def register(
+        self,
+        sequence_id: str,
+        stop: Sequence[str],
+        end_ids: Iterable[int] = (),
+        options: TextOptions = PLAIN_TEXT,
+    ) -> None:
+        """Before the sequence is added: say which strings end it (none: nothing is kept), and which ids do.
+
+        options: those of the publisher's speller, for a stop string is looked for in the text that is shown.
+        """
         if stop:
-            self._registered[sequence_id] = Speller(self._tokenizer, stop, end_ids)
+            self._registered[sequence_id] = Speller(self._tokenizer, stop, end_ids, options)
 
     def forget(self, sequence_id: str) -> None:
         """The sequence will not be added, or is being aborted."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
-from jitney_worker.text.stops import StopStrings
+from jitney_worker.text.stops import Match, StopStrings
 from jitney_worker.text.tokenizer import Tokenizer
 
 
@@ -17,20 +18,45 @@ class Spelled:
     stopped: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How a job wants its text, named as in vLLM.
+
+    min_tokens: a stop string that is complete within so many tokens is text like any other.
+    include_stop_str_in_output: what ends the answer is part of its text, a stop string as well as a token.
+    skip_special_tokens: special tokens are no text.
+    """
+
+    min_tokens: int = 0
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+
+PLAIN_TEXT: Final = TextOptions()
+
+
 class Speller:
     """One choice of one job. Kept by one thread; its state is a function of the ids pushed so far.
 
     Held back is only what may still change: the bytes of an unfinished character, and a tail that is the
-    beginning of a stop string. What a stop string matched is never shown, nor is a special token, nor one
-    of `end_ids` (tokens that end the answer). So, up to a stop string:
+    beginning of a stop string. Unless `options` say otherwise, what a stop string matched is never shown, nor
+    is a special token, nor one of `end_ids` (tokens that end the answer). So, up to a stop string:
 
         texts of all pushes + flush() == tokenizer.decode(ids)
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Iterable[str] = (), end_ids: Iterable[int] = ()) -> None:
-        self._stream = tokenizer.pieces.stream()
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Iterable[str] = (),
+        end_ids: Iterable[int] = (),
+        options: TextOptions = PLAIN_TEXT,
+    ) -> None:
+        self._stream = tokenizer.pieces.stream(skip_special_tokens=options.skip_special_tokens)
         self._stops = StopStrings(stop)
-        self._end_ids = frozenset(end_ids)
+        self._end_ids = frozenset() if options.include_stop_str_in_output else frozenset(end_ids)
+        self._shows_stop = options.include_stop_str_in_output
+        self._num_exempt = options.min_tokens
         self._held = ""
         self._stopped = False
 
@@ -45,14 +71,22 @@ class Speller:
         fresh = "" if token_id in self._end_ids else self._stream.push(token_id)
         if not self._stops:
             return Spelled(fresh)
-        match = self._stops.feed(fresh)
         text = self._held + fresh
+        match = self._match(fresh)
         if match is not None:
             self._stopped, self._held = True, ""
-            return Spelled(text[: len(text) - len(fresh) + match.end - match.length], stopped=True)
-        cut = len(text) - self._stops.held
+            end = len(text) - len(fresh) + match.end
+            return Spelled(text[: end if self._shows_stop else end - match.length], stopped=True)
+        cut = len(text) if self._shows_stop else len(text) - self._stops.held
         self._held = text[cut:]
         return Spelled(text[:cut])
+
+    def _match(self, fresh: str) -> Match | None:
+        if self._num_exempt > 0:
+            self._num_exempt -= 1
+            self._stops.pass_over(fresh)
+            return None
+        return self._stops.feed(fresh)
 
     def flush(self) -> str:
         """What was held back, when the answer ends otherwise than by a stop string; then nothing more.

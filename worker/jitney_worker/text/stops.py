@@ -46,6 +46,14 @@ class StopStrings:
         self.held = max(string.matched for string in self._strings)
         return None
 
+    def pass_over(self, piece: str) -> None:
+        """Go on by `piece`, in which nothing that is complete counts; what begins in it may count later."""
+        for character in piece:
+            for string in self._strings:
+                if string.feed(character):
+                    string.pass_over()
+        self.held = max((string.matched for string in self._strings), default=0)
+
 
 class _Progress:
     """How much of one string the text ends with."""
@@ -65,6 +73,10 @@ class _Progress:
             matched = self._borders[matched - 1]
         self.matched = matched + (self._string[matched] == character)
         return self.matched == len(self._string)
+
+    def pass_over(self) -> None:
+        """After a match that does not count: the text may still end with the beginning of another."""
+        self.matched = self._borders[-1]
 
 
 def _borders(string: str) -> list[int]:

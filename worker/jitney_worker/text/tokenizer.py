@@ -13,7 +13,7 @@ from jitney.errors import InvalidJob, ModelError
 from jitney_worker.text.chat import check_text
 from jitney_worker.text.control import ControlTokens
 from jitney_worker.text.files import TokenizerFiles
-from jitney_worker.text.pieces import pieces_of
+from jitney_worker.text.pieces import Pieces
 from jitney_worker.text.template import ChatTemplate, literals
 
 SAMPLE: Final = """\
@@ -48,7 +48,7 @@ class Tokenizer:
         self._control = control
         self._fast = _fast(files, control)
         self._template = ChatTemplate(files.template, files.variables, control) if files.template else None
-        self.pieces = pieces_of(files)
+        self.pieces = Pieces(files)
         self.digest = files.digest
         self.vocab_size = int(self._fast.get_vocab_size(with_added_tokens=True))
         self.eos_token_ids = files.end_ids | _named_end(files)
@@ -71,6 +71,13 @@ class Tokenizer:
         """
         renamed = self._control.rename(check_text(text, "prompt"))
         return _not_empty(self._fast.encode(renamed).ids, "prompt")
+
+    def encode_part(self, text: str, name: str) -> list[int]:
+        """Ids of a text as a part of another: nothing is added at its start or end. May be empty.
+
+        name: of the field, for the InvalidJob that a text raises which is not Unicode.
+        """
+        return self._fast.encode(self._control.rename(check_text(text, name)), add_special_tokens=False).ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
         """Ids of a conversation in the model's chat template.
