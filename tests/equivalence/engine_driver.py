@@ -7,11 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from jitney_worker.engine.engine import LocalEngine
-from jitney_worker.engine.protocol import ModelRunner
+from jitney_worker.engine.protocol import ModelRunner, ScheduledSequence, TokenLogprobs
+from jitney_worker.engine.sequence import Sequence as EngineSequence
 from jitney_worker.engine.sequence import SequenceId, SequenceParams, SequenceRequest
 from jitney_worker.engine.settings import EngineSettings
 from jitney_worker.model.attention import TorchAttention
+from jitney_worker.model.batch import step_batch
 from jitney_worker.model.cache import KVCache
 from jitney_worker.model.runner import TorchRunner
 from jitney_worker.text.rules import StopRules
@@ -26,6 +30,7 @@ class Ask:
     output_ids: tuple[int, ...] = ()
     salt: str = ""
     stop: tuple[str, ...] = ()
+    group: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -38,6 +43,7 @@ class Answer:
     finish_reason: str | None = None
     error: str | None = None
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 def prompt(length: int, *, seed: int, vocab_size: int = 512) -> tuple[int, ...]:
@@ -78,6 +84,7 @@ def run(engine: LocalEngine, asks: Sequence[Ask], *, every: int = 0, rules: Stop
                     (0, 0.0, 0, arrival),
                     ask.output_ids,
                     ask.salt,
+                    ask.group,
                 )
             )
             if every:
@@ -86,6 +93,7 @@ def run(engine: LocalEngine, asks: Sequence[Ask], *, every: int = 0, rules: Stop
             answer = answers[delta.id]
             answer.token_ids += delta.token_ids
             answer.logprobs += [found.logprob for found in delta.logprobs]
+            answer.prompt_logprobs += delta.prompt_logprobs
             answer.num_cached_tokens = delta.num_cached_tokens
             answer.finish_reason = delta.finish_reason
             answer.error = delta.error.code if delta.error else None
@@ -108,8 +116,25 @@ def alone(runner: TorchRunner, ask: Ask) -> list[int]:
     return tokens(engine_for(with_own_cache(runner), max_num_batched_tokens=4_096), [ask])[0]
 
 
+def logits_of(runner: TorchRunner, token_ids: Sequence[int]) -> torch.Tensor:
+    """[length, vocab] of one sequence, computed at once in the runner's first blocks."""
+    sequence = EngineSequence.of(
+        SequenceRequest(SequenceId("s/0"), tuple(token_ids), SequenceParams(1), (0, 0.0, 0, 0))
+    )
+    sequence.block_table = list(range(-(-len(token_ids) // runner.block_size)))
+    batch = step_batch(
+        [ScheduledSequence(sequence, 0, len(token_ids), True)],
+        block_size=runner.block_size,
+        scratch_block=runner.cache.scratch_block,
+        device=runner.cache.device,
+    )
+    with torch.inference_mode():
+        hidden = runner.decoder.forward(batch.token_ids, batch.positions, runner.attention.plan(batch))
+        return runner.decoder.logits(hidden)
+
+
 def with_own_cache(runner: TorchRunner, num_blocks: int = 40) -> TorchRunner:
     """The same weights over an empty cache."""
-    dtype = runner.cache.kv.dtype
-    cache = KVCache(runner.config, num_blocks, runner.block_size, dtype, runner.cache.kv.device)
-    return TorchRunner(runner.decoder, cache, TorchAttention(runner.config, cache))
+    old = runner.cache
+    cache = KVCache(old.layers, num_blocks, old.block_size, old.dtype, old.device)
+    return TorchRunner(runner.decoder, cache, TorchAttention(cache))

@@ -57,7 +57,8 @@ def test_nan_that_a_former_owner_left_in_the_cache_reaches_nobody(tiny: TorchRun
     """Every block was once a victim's, and is handed out NaN and all."""
     asks = [Ask(prompt(30, seed=i), 30) for i in range(3)]
     poisoned = with_own_cache(tiny, num_blocks=12)
-    poisoned.cache.kv[:, :, : poisoned.num_blocks] = math.nan
+    for pool in poisoned.cache.pools.values():
+        pool[:, : poisoned.num_blocks] = math.nan
     found = tokens(engine_for(poisoned, admission_reserve=0.0), asks)
     assert found == [alone(tiny, ask) for ask in asks]
 

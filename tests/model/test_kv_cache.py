@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from jitney.errors import SettingsError
+from jitney_worker.engine.protocol import BlockCopy
 from jitney_worker.model.cache import CPU_MAX_BYTES, KVCache, bytes_per_block, default_budget, num_blocks_for
 from jitney_worker.model.config import ModelConfig
 from jitney_worker.model.runner import load_runner
@@ -15,18 +16,18 @@ from jitney_worker.model.runner import load_runner
 
 def test_a_budget_buys_whole_blocks_and_the_scratch_block_is_paid_from_it(tiny_llama: Path) -> None:
     config = ModelConfig.of_directory(tiny_llama)
-    each = bytes_per_block(config, 16, torch.float32)
+    each = bytes_per_block(config.attention_layers, 16, torch.float32)
     assert each == 2 * 2 * 2 * 32 * 4 * 16
     for budget, num_blocks in ((each * 10, 9), (each * 11 - 1, 9), (each * 2, 1)):
-        assert num_blocks_for(budget, config, 16, torch.float32) == num_blocks
-        cache = KVCache(config, num_blocks, 16, torch.float32, torch.device("cpu"))
+        assert num_blocks_for(budget, config.attention_layers, 16, torch.float32) == num_blocks
+        cache = KVCache(config.attention_layers, num_blocks, 16, torch.float32, torch.device("cpu"))
         assert cache.num_bytes <= budget
 
 
 def test_a_budget_below_two_blocks_is_refused_with_the_numbers(tiny_llama: Path) -> None:
     config = ModelConfig.of_directory(tiny_llama)
     with pytest.raises(SettingsError, match=r"kv_cache_bytes=1000 is too little.* 16384 bytes"):
-        num_blocks_for(1_000, config, 16, torch.float32)
+        num_blocks_for(1_000, config.attention_layers, 16, torch.float32)
 
 
 def test_bfloat16_buys_twice_as_many_blocks(tiny_llama: Path) -> None:
@@ -39,6 +40,22 @@ def test_bfloat16_buys_twice_as_many_blocks(tiny_llama: Path) -> None:
 
 def test_the_default_budget_is_within_its_bounds() -> None:
     assert 0 < default_budget(torch.device("cpu")) <= CPU_MAX_BYTES
+
+
+def test_a_copied_block_holds_the_beginning_of_its_source_and_zeros(tiny_llama: Path) -> None:
+    """In every layer. A NaN behind the beginning stays where it is, and so does what stood in the target."""
+    cache = load_runner(tiny_llama, dtype="float32", device="cpu", num_blocks=5, block_size=8).cache
+    for layer in range(2):
+        for plane, of in enumerate(cache.layer(layer)):
+            of[3], of[1], of[0] = float("nan"), float("nan"), 7.0
+            of[3, :5] = 10.0 * layer + plane + 1
+    cache.copy([BlockCopy(source=3, target=1, num_tokens=5)])
+    for layer in range(2):
+        for plane, of in enumerate(cache.layer(layer)):
+            assert of[1, :5].eq(10.0 * layer + plane + 1).all()
+            assert of[1, 5:].eq(0.0).all()
+            assert of[0].eq(7.0).all()
+            assert of[3, 5:].isnan().all()
 
 
 def test_num_blocks_wins_over_bytes(tiny_llama: Path) -> None:

@@ -11,6 +11,7 @@ from small_gguf import small_model
 from typer.testing import CliRunner
 
 from jitney_worker.model import registry
+from jitney_worker.model.architectures import ARCHITECTURES
 from jitney_worker.model.cli import model as command
 
 
@@ -44,16 +45,26 @@ def test_what_is_not_there_is_one_line_on_standard_error_and_exit_status_one(arg
     assert outcome.stderr.count("\n") == 1
 
 
+def test_architectures_prints_a_line_for_every_row_of_the_tested_table() -> None:
+    outcome = CliRunner().invoke(command, ["architectures"])
+    header, *lines = outcome.stdout.splitlines()
+    assert (outcome.exit_code, header.split()) == (0, ["family", "served", "by", "tested"])
+    assert sorted(line.split()[0] for line in lines) == sorted(row.model_type for row in ARCHITECTURES)
+    assert ["llama", "native", "yes"] in [line.split() for line in lines]
+    assert "bloom not served: takes no position ids" in [" ".join(line.split()) for line in lines]
+
+
 def test_make_tiny_prints_the_directory_it_wrote(tmp_path: Path) -> None:
     outcome = CliRunner().invoke(command, ["make-tiny", str(tmp_path / "t"), "--seed", "5", "--family", "qwen2"])
     assert (outcome.exit_code, outcome.stdout) == (0, f"{tmp_path / 't'}\n")
     assert (tmp_path / "t" / "model.safetensors").is_file()
 
 
-def test_path_and_list_import_neither_torch_nor_transformers() -> None:
+def test_path_list_and_architectures_import_neither_torch_nor_transformers() -> None:
     program = (
         "import sys\nfrom typer.testing import CliRunner\nfrom jitney_worker.model.cli import model\n"
         "CliRunner().invoke(model, ['list']); CliRunner().invoke(model, ['path', 'smollm2-135m-instruct'])\n"
+        "CliRunner().invoke(model, ['architectures'])\n"
         "print(sorted({'torch', 'transformers', 'gguf', 'huggingface_hub'} & set(sys.modules)))"
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

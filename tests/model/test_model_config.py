@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from jitney.errors import ModelError, SettingsError
-from jitney_worker.model.config import ModelConfig, RopeConfig, model_config
+from jitney_worker.model.config import ModelConfig, Multipliers, NotNative, RopeConfig, model_config
 from jitney_worker.model.runner import load_runner, pick_device, pick_dtype
 from jitney_worker.model.tiny import make_tiny
 
@@ -26,20 +26,27 @@ def read(raw: dict[str, Any], generation: dict[str, Any] | None = None) -> Model
     return model_config(raw, generation or {}, where="here")
 
 
-def test_an_architecture_outside_the_family_is_named_with_what_is_served(raw: dict[str, Any]) -> None:
-    with pytest.raises(ModelError, match=r"GPT2LMHeadModel is not served; served are LlamaForCausalLM, Mistral"):
-        read(raw | {"architectures": ["GPT2LMHeadModel"]})
-    with pytest.raises(ModelError, match=r"none named \(model_type 'bert'\) is not served"):
-        read({"model_type": "bert"})
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "architecture GPT2LMHeadModel is not native"),
+        ({"model_type": "internlm3"}, "architecture LlamaForCausalLM of model_type 'internlm3' is not native"),
+        ({"architectures": [], "model_type": "bert"}, "none named (model_type 'bert') is not native"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not native"),
+        ({"rope_parameters": {"rope_type": "proportional"}}, "rope type 'proportional' is not native"),
+    ],
+)
+def test_what_the_native_decoder_does_not_know_is_left_to_transformers(
+    raw: dict[str, Any], change: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(NotNative) as caught:
+        read(raw | change)
+    assert named in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "'awq'"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
-        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
         ({"hidden_size": None}, "hidden_size=None"),
         ({"vocab_size": -3}, "vocab_size=-3"),
         ({"num_key_value_heads": 3}, "4 heads do not divide among 3 KV heads"),
@@ -51,6 +58,43 @@ def test_what_is_not_served_is_refused_by_name_and_value(
     with pytest.raises(ModelError) as caught:
         read(raw | change)
     assert named in str(caught.value)
+    assert not isinstance(caught.value, NotNative)
+
+
+def test_quantised_weights_are_refused_by_their_method(tmp_path: Path) -> None:
+    directory = make_tiny(tmp_path, overrides={"quantization_config": {"quant_method": "awq"}})
+    with pytest.raises(ModelError, match="weights quantised with 'awq' are not served"):
+        load_runner(directory)
+
+
+def test_dynamic_rope_is_plain_rope_because_nothing_outgrows_the_context(raw: dict[str, Any]) -> None:
+    found = read(raw | {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 5e5}})
+    assert found.rope == RopeConfig(5e5)
+
+
+def test_longrope_remembers_the_context_it_was_trained_for(raw: dict[str, Any]) -> None:
+    factors = {"short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0]}
+    del raw["rope_parameters"]
+    found, older = (
+        read(raw | {"rope_scaling": {"type": kind, **factors}, "original_max_position_embeddings": 77})
+        for kind in ("longrope", "su")
+    )
+    assert found.rope.kind == older.rope.kind == "longrope"
+    assert dict(found.rope.scaling)["original_max_position_embeddings"] == 77
+    assert dict(found.rope.scaling)["long_factor"] == (3.0, 4.0)
+
+
+def test_what_only_one_architecture_has_is_read_for_that_one_alone(raw: dict[str, Any]) -> None:
+    odd = {"residual_multiplier": 0.5, "attention_multiplier": 0.1, "no_rope_layers": [1, 0]}
+    plain, granite, smollm3 = (
+        read(raw | odd | {"architectures": [name + "ForCausalLM"], "model_type": name.lower()})
+        for name in ("Llama", "Granite", "SmolLM3")
+    )
+    assert (plain.multipliers, plain.rotates) == (Multipliers(), (True, True))
+    assert granite.multipliers == Multipliers(residual=0.5, attention=0.1)
+    assert {layer.scale for layer in granite.attention_layers} == {0.1}
+    assert {layer.scale for layer in plain.attention_layers} == {32**-0.5}
+    assert smollm3.rotates == (True, False)
 
 
 def test_rope_is_read_from_new_and_old_files_alike(raw: dict[str, Any]) -> None:
@@ -69,11 +113,16 @@ def test_end_tokens_come_from_the_generation_config_first(raw: dict[str, Any]) -
 
 
 def test_a_sliding_window_counts_only_where_a_sequence_can_outgrow_it(raw: dict[str, Any]) -> None:
-    mistral = raw | {"architectures": ["MistralForCausalLM"], "max_position_embeddings": 100}
+    mistral = raw | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "max_position_embeddings": 100}
     assert read(mistral | {"sliding_window": 24}).windows == (24, 24)
     assert read(mistral | {"sliding_window": 100}).windows == (None, None)
     assert read(raw | {"sliding_window": 24}).windows == (None, None)
-    qwen = raw | {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 24, "max_window_layers": 1}
+    qwen = raw | {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "sliding_window": 24,
+        "max_window_layers": 1,
+    }
     assert read(qwen | {"use_sliding_window": True}).windows == (None, 24)
     assert read(qwen | {"use_sliding_window": False}).windows == (None, None)
 

@@ -8,16 +8,19 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from small_gguf import SmallModel, small_model
+from small_hub import Hub, serving
 
 from jitney.errors import ModelError
 from jitney_worker.model import registry
 from jitney_worker.model.pull import pull
 from jitney_worker.model.registry import MANIFEST, is_complete, model_dir
-from jitney_worker.model.resolve import model_path, resolve
+from jitney_worker.model.resolve import fetch, model_path, resolve
+from jitney_worker.model.runner import load_runner
 
 
 @pytest.fixture
@@ -211,6 +214,41 @@ def test_a_hub_id_in_the_local_cache_needs_no_network(hub_cache: Path, tiny_llam
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text(commit)
     assert resolve("somebody/tiny", offline=True) == cached / "snapshots" / commit
+
+
+@pytest.fixture
+def hub(hub_cache: Path, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that has somebody/tiny, with files around it that no worker needs."""
+    repository = shutil.copytree(tiny_llama, tmp_path / "repository")
+    for name in ("README.md", "pytorch_model.bin", "original/model.safetensors", "consolidated.safetensors"):
+        (repository / name).parent.mkdir(exist_ok=True)
+        (repository / name).write_text("not needed")
+    with serving("somebody/tiny", repository) as hub:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.address)
+        template = hub.address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield hub
+
+
+def test_a_hub_id_is_fetched_once_and_only_what_is_needed(hub: Hub, tiny_llama: Path) -> None:
+    directory = fetch("somebody/tiny")
+    needed = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    assert sorted(hub.fetched) == needed
+    assert (directory / "model.safetensors").read_bytes() == (tiny_llama / "model.safetensors").read_bytes()
+    assert resolve("somebody/tiny") == resolve("somebody/tiny", offline=True) == directory
+    assert len(hub.fetched) == len(needed)
+    assert load_runner(directory, dtype="float32", device="cpu", num_blocks=2).vocab_size == 512
+
+
+def test_what_the_hub_does_not_have_is_said(hub: Hub) -> None:
+    with pytest.raises(ModelError, match="somebody/else is not on the hub, or private"):
+        fetch("somebody/else")
+
+
+def test_a_hub_that_cannot_be_reached_is_said(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ModelError, match="somebody/tiny is not in the local cache, and the hub cannot be reached"):
+        fetch("somebody/tiny")
 
 
 def test_a_hub_id_that_is_not_cached_is_a_model_error_when_offline(hub_cache: Path) -> None:

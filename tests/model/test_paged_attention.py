@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,59 +14,75 @@ from jitney_worker.engine.sequence import Sequence, SequenceId, SequenceParams, 
 from jitney_worker.model.attention import TorchAttention
 from jitney_worker.model.batch import step_batch
 from jitney_worker.model.cache import KVCache
-from jitney_worker.model.config import ModelConfig
+from jitney_worker.model.layers import AttentionLayer, Reach
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 64
 CPU = torch.device("cpu")
 
 
-def plain_attention(queries: Tensor, keys: Tensor, values: Tensor, first: int, window: int | None) -> Tensor:
-    """One sequence, one query after the other: softmax(q k / sqrt(d)) v over what each may see."""
-    group = queries.shape[1] // keys.shape[1]
-    result = torch.empty_like(queries, dtype=torch.float64)
-    for i in range(queries.shape[0]):
+LAYERS = (
+    AttentionLayer(4, 2, 8, 8, 8**-0.5),
+    AttentionLayer(4, 2, 8, 8, 8**-0.5, Reach(window=7)),
+    AttentionLayer(4, 1, 8, 8, 0.7, Reach(chunk=6)),
+    AttentionLayer(6, 3, 12, 5, 0.3, softcap=2.0),
+    AttentionLayer(4, 4, 8, 8, 0.4, Reach(window=7)),
+)
+"""Plain, windowed, in chunks, with K and V of different widths and a soft cap, and (the last) with sinks."""
+
+SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
+
+
+def plain_attention(
+    shape: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor, first: int, sinks: Tensor | None
+) -> Tensor:
+    """One sequence, one query after the other, as the papers write it, in float64."""
+    result = torch.empty(len(queries), shape.num_heads, shape.value_dim, dtype=torch.float64)
+    for i in range(len(queries)):
         position = first + i
-        start = 0 if window is None else max(0, position - window + 1)
-        for head in range(queries.shape[1]):
-            seen = keys[start : position + 1, head // group].double()
-            weights = (seen @ queries[i, head].double() / math.sqrt(queries.shape[2])).softmax(-1)
-            result[i, head] = weights @ values[start : position + 1, head // group].double()
+        start = 0
+        if shape.reach.window is not None:
+            start = max(0, position - shape.reach.window + 1)
+        if shape.reach.chunk is not None:
+            start = position - position % shape.reach.chunk
+        for head in range(shape.num_heads):
+            at = head // (shape.num_heads // shape.num_kv_heads)
+            scores = keys[start : position + 1, at].double() @ queries[i, head].double() * shape.scale
+            if shape.softcap is not None:
+                scores = torch.tanh(scores / shape.softcap) * shape.softcap
+            weights = scores.exp() / (scores.exp().sum() + (0 if sinks is None else sinks[head].double().exp()))
+            result[i, head] = weights @ values[start : position + 1, at].double()
     return result
 
 
 class Conversation:
-    """A sequence with random keys and values, and blocks scattered over the cache."""
+    """A sequence with random queries, keys and values for every layer, and blocks scattered over the cache."""
 
-    def __init__(self, index: int, length: int, free: list[int], config: ModelConfig) -> None:
+    def __init__(self, index: int, length: int, free: list[int]) -> None:
         generator = torch.Generator().manual_seed(index)
         self.sequence = Sequence.of(
             SequenceRequest(SequenceId(f"s/{index}"), tuple(range(length)), SequenceParams(1), (0, 0.0, 0, 0))
         )
         self.sequence.block_table = [free.pop() for _ in range(-(-length // BLOCK_SIZE))]
-        self.queries = torch.randn(length, config.num_heads, config.head_dim, generator=generator)
-        self.keys = torch.randn(length, config.num_kv_heads, config.head_dim, generator=generator)
-        self.values = torch.randn(length, config.num_kv_heads, config.head_dim, generator=generator)
+        self.queries, self.keys, self.values = [], [], []
+        for shape in LAYERS:
+            self.queries.append(torch.randn(length, shape.num_heads, shape.key_dim, generator=generator))
+            self.keys.append(torch.randn(length, shape.num_kv_heads, shape.key_dim, generator=generator))
+            self.values.append(torch.randn(length, shape.num_kv_heads, shape.value_dim, generator=generator))
 
 
 @pytest.fixture
-def config(tiny_llama: Path) -> ModelConfig:
-    """Four heads over two KV heads; layer 0 sees everything, layer 1 the last seven tokens."""
-    return dataclasses.replace(ModelConfig.of_directory(tiny_llama), windows=(None, 7))
-
-
-@pytest.fixture
-def cache(config: ModelConfig) -> KVCache:
-    return KVCache(config, NUM_BLOCKS, BLOCK_SIZE, torch.float32, CPU)
+def cache() -> KVCache:
+    return KVCache(LAYERS, NUM_BLOCKS, BLOCK_SIZE, torch.float32, CPU)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_mixed_steps_equal_plain_attention(config: ModelConfig, cache: KVCache, seed: int) -> None:
+def test_mixed_steps_equal_plain_attention(cache: KVCache, seed: int) -> None:
     """Chunks of all sizes and single tokens, of several sequences in one step, in random order."""
     draw = random.Random(seed)
     free = list(range(NUM_BLOCKS))
     draw.shuffle(free)
-    talks = [Conversation(seed * 100 + i, draw.randint(1, 40), free, config) for i in range(5)]
-    backend, computed = TorchAttention(config, cache), [0] * len(talks)
+    talks = [Conversation(seed * 100 + i, draw.randint(1, 40), free) for i in range(5)]
+    backend, computed = TorchAttention(cache), [0] * len(talks)
     while any(done < talk.sequence.num_tokens for done, talk in zip(computed, talks, strict=True)):
         parts = []
         for i, talk in enumerate(talks):
@@ -77,7 +91,7 @@ def test_mixed_steps_equal_plain_attention(config: ModelConfig, cache: KVCache, 
                 parts.append((i, computed[i], computed[i] + draw.choice([1, 1, min(left, 5), left])))
         draw.shuffle(parts)
         if parts:
-            check_step(backend, cache, config, talks, parts)
+            check_step(backend, cache, talks, parts)
         for i, _, stop in parts:
             computed[i] = stop
 
@@ -85,7 +99,6 @@ def test_mixed_steps_equal_plain_attention(config: ModelConfig, cache: KVCache, 
 def check_step(
     backend: TorchAttention,
     cache: KVCache,
-    config: ModelConfig,
     talks: list[Conversation],
     parts: list[tuple[int, int, int]],
 ) -> None:
@@ -93,22 +106,31 @@ def check_step(
     batch = step_batch(scheduled, block_size=BLOCK_SIZE, scratch_block=cache.scratch_block, device=CPU)
     by_length = [part for part in parts if part[2] - part[1] == 1] + [part for part in parts if part[2] - part[1] > 1]
 
-    def flat(which: str) -> Tensor:
-        return torch.cat([getattr(talks[i], which)[start:stop] for i, start, stop in by_length])
-
     step = backend.plan(batch)
-    for layer, window in enumerate(config.windows):
-        attended = step.attend(layer, flat("queries"), flat("keys"), flat("values"))
+    for layer, shape in enumerate(LAYERS):
+
+        def flat(which: str, layer: int = layer) -> Tensor:
+            return torch.cat([getattr(talks[i], which)[layer][start:stop] for i, start, stop in by_length])
+
+        sinks = SINKS if layer == len(LAYERS) - 1 else None
+        attended = step.attend(layer, flat("queries"), flat("keys"), flat("values"), sinks)
         expected = [
-            plain_attention(talks[i].queries[start:stop], talks[i].keys, talks[i].values, start, window)
+            plain_attention(
+                shape,
+                talks[i].queries[layer][start:stop],
+                talks[i].keys[layer],
+                talks[i].values[layer],
+                start,
+                sinks,
+            )
             for i, start, stop in by_length
         ]
         torch.testing.assert_close(attended.double(), torch.cat(expected).flatten(1), atol=2e-6, rtol=1e-5)
 
 
-def test_the_last_tokens_are_found_in_the_order_of_the_schedule(config: ModelConfig) -> None:
+def test_the_last_tokens_are_found_in_the_order_of_the_schedule() -> None:
     free = list(range(NUM_BLOCKS))
-    talks = [Conversation(i, 20, free, config).sequence for i in range(4)]
+    talks = [Conversation(i, 20, free).sequence for i in range(4)]
     plan = [(0, 0, 20, True), (1, 4, 5, True), (2, 0, 3, False), (3, 19, 20, True)]
     scheduled = [ScheduledSequence(talks[i], start, stop, samples) for i, start, stop, samples in plan]
     batch = step_batch(scheduled, block_size=BLOCK_SIZE, scratch_block=NUM_BLOCKS, device=CPU)
@@ -117,8 +139,8 @@ def test_the_last_tokens_are_found_in_the_order_of_the_schedule(config: ModelCon
     assert (batch.num_decodes, batch.longest_decode) == (2, 20)
 
 
-def test_a_block_is_wiped_when_its_first_slot_is_written_and_never_later(config: ModelConfig) -> None:
-    sequence = Conversation(0, 30, list(range(NUM_BLOCKS)), config).sequence
+def test_a_block_is_wiped_when_its_first_slot_is_written_and_never_later() -> None:
+    sequence = Conversation(0, 30, list(range(NUM_BLOCKS))).sequence
     table = sequence.block_table
 
     def fresh(start: int, stop: int) -> list[int]:
@@ -131,16 +153,17 @@ def test_a_block_is_wiped_when_its_first_slot_is_written_and_never_later(config:
     assert fresh(12, 13) == table[3:4]
 
 
-def test_what_a_former_owner_left_in_a_block_reaches_nobody(config: ModelConfig, cache: KVCache) -> None:
+def test_what_a_former_owner_left_in_a_block_reaches_nobody(cache: KVCache) -> None:
     """A mask alone would let NaN through, since 0 * NaN is NaN."""
-    cache.kv[:, :, :NUM_BLOCKS] = math.nan
-    talk = Conversation(1, 6, list(range(NUM_BLOCKS)), config)
-    backend = TorchAttention(config, cache)
+    for pool in cache.pools.values():
+        pool[:, :NUM_BLOCKS] = math.nan
+    talk = Conversation(1, 6, list(range(NUM_BLOCKS)))
+    backend = TorchAttention(cache)
     for start, stop in ((0, 5), (5, 6)):
         scheduled = [ScheduledSequence(talk.sequence, start, stop, True)]
         batch = step_batch(scheduled, block_size=BLOCK_SIZE, scratch_block=cache.scratch_block, device=CPU)
         cache.wipe(batch.fresh_blocks)
         attended = backend.plan(batch).attend(
-            0, talk.queries[start:stop], talk.keys[start:stop], talk.values[start:stop]
+            0, talk.queries[0][start:stop], talk.keys[0][start:stop], talk.values[0][start:stop]
         )
         assert attended.isfinite().all()

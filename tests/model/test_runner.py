@@ -10,7 +10,8 @@ import torch
 from jitney_worker.engine.protocol import Sampled, ScheduledSequence, SchedulerOutput
 from jitney_worker.engine.sequence import Sequence, SequenceId, SequenceParams, SequenceRequest
 from jitney_worker.model.noise import noise_key
-from jitney_worker.model.runner import TorchRunner, load_runner, sampling_row
+from jitney_worker.model.rows import sampling_row
+from jitney_worker.model.runner import TorchRunner, load_runner
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_the_number_of_threads_is_torchs(runner: TorchRunner) -> None:
 
 def test_bfloat16_answers_too(tiny_llama: Path) -> None:
     runner = load_runner(tiny_llama, dtype="bfloat16", device="cpu", num_blocks=4)
-    assert (runner.dtype, runner.cache.kv.dtype) == ("bfloat16", torch.bfloat16)
+    assert (runner.dtype, runner.cache.dtype) == ("bfloat16", torch.bfloat16)
     (row,) = execute(runner, (sequence((5, 6, 7), [0], num_logprobs=0), 0, 3, True))
     assert row.logprobs is not None
     assert -10.0 < row.logprobs.logprob < 0.0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from jitney.errors import ModelError
+from jitney.logs import listening
 from jitney_worker.model.config import ModelConfig
 from jitney_worker.model.tiny import make_tiny
 from jitney_worker.model.weights import DecoderWeights, load_weights
@@ -74,6 +76,20 @@ def test_a_missing_tensor_is_named(directory: Path) -> None:
     rewrite(directory, lm_head__weight=None)
     with pytest.raises(ModelError, match=r"tensor lm_head\.weight is missing"):
         load(directory)
+
+
+def test_tensors_that_nobody_uses_are_named_and_those_known_to_be_useless_are_not(directory: Path) -> None:
+    heard: list[Any] = []
+    rewrite(directory, model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(4))
+    with listening(heard.append):
+        load(directory)
+    assert heard == []
+    rewrite(directory, **{f"model__layers__9__extra{i}": torch.ones(1) for i in range(7)})
+    with listening(heard.append):
+        load(directory)
+    (event,) = heard
+    assert event["event"] == "weights_unused"
+    assert event["tensors"] == ", ".join(f"model.layers.9.extra{i}" for i in range(5)) + " and 2 more"
 
 
 def test_a_misshapen_tensor_is_named_with_both_shapes(directory: Path) -> None:

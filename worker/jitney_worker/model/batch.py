@@ -38,6 +38,7 @@ class StepBatch:
     longest_decode: the most tokens one of those has in the cache; 0 if there are none.
     fresh_blocks: blocks whose first slot is written in this step.
     sample_at: [R], flat index of each sampling sequence's last token, in the scheduler's order.
+    first_at: flat index of each sequence's first token, in the scheduler's order.
     """
 
     token_ids: Tensor
@@ -50,6 +51,7 @@ class StepBatch:
     chunks: tuple[Chunk, ...]
     fresh_blocks: Tensor
     sample_at: Tensor
+    first_at: tuple[int, ...]
 
 
 def step_batch(
@@ -74,6 +76,8 @@ def step_batch(
     blocks = table[row_of_token, positions // block_size]
     last_token = np.empty(len(rows), dtype=np.int64)
     last_token[order] = firsts + lengths - 1
+    first_token = np.empty_like(last_token)
+    first_token[order] = firsts
 
     def tensor(array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Tensor:
         return torch.from_numpy(array).to(device)
@@ -89,6 +93,7 @@ def step_batch(
         chunks=tuple(Chunk(i, int(firsts[i]), rows[i].start, rows[i].stop) for i in range(num_decodes, len(rows))),
         fresh_blocks=tensor(blocks[offsets == 0]),
         sample_at=tensor(last_token[[i for i, one in enumerate(scheduled) if one.samples]]),
+        first_at=tuple(first_token.tolist()),
     )
 
 

@@ -1,6 +1,7 @@
 """The paged KV cache: allocated once, addressed by block and slot.
 
-    kv        [num_layers, 2, num_blocks + 1, block_size, num_kv_heads, head_dim]
+    plane     K or V of one layer: [num_blocks + 1, block_size, num_kv_heads, width of a head]
+    pool      all planes of one shape, one tensor: [num_planes, *plane]; most models have one pool
     slot      block id * block_size + offset
     scratch   block `num_blocks`: all zeros, never written; short block tables are padded with it
 
@@ -10,27 +11,29 @@ The engine owns which block belongs to whom; this room only owns the memory.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from jitney.errors import SettingsError
-from jitney_worker.model.config import ModelConfig
+from jitney_worker.engine.protocol import BlockCopy
+from jitney_worker.model.layers import AttentionLayer
 
 CPU_SHARE = 0.25
 CPU_MAX_BYTES = 2 << 30
 GPU_RESERVE_BYTES = 1 << 30
 
 
-def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+def bytes_per_block(layers: Sequence[AttentionLayer], block_size: int, dtype: torch.dtype) -> int:
     """K and V of `block_size` tokens in every layer."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize * block_size
+    return sum(layer.width for layer in layers) * dtype.itemsize * block_size
 
 
-def num_blocks_for(budget_bytes: int, config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+def num_blocks_for(budget_bytes: int, layers: Sequence[AttentionLayer], block_size: int, dtype: torch.dtype) -> int:
     """Blocks that fit a budget, the scratch block not counted. Raises SettingsError if none does."""
-    each = bytes_per_block(config, block_size, dtype)
+    each = bytes_per_block(layers, block_size, dtype)
     num_blocks = budget_bytes // each - 1
     if num_blocks < 1:
         raise SettingsError(
@@ -72,16 +75,29 @@ def _read(path: str) -> str:
 
 
 class KVCache:
-    """Keys and values of all layers in one tensor."""
+    """Keys and values of all layers. Layers may differ in their number of KV heads and in their widths."""
 
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: Sequence[AttentionLayer],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        shape = (config.num_layers, 2, num_blocks + 1, block_size, config.num_kv_heads, config.head_dim)
+        self.layers = tuple(layers)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.kv = torch.zeros(shape, dtype=dtype, device=device)
-        self._layers = tuple((layer[0], layer[1]) for layer in self.kv)
+        self.dtype = dtype
+        self.device = device
+        shapes = [(one.num_kv_heads, width) for one in self.layers for width in (one.key_dim, one.value_dim)]
+        self.pools = {
+            shape: torch.zeros(shapes.count(shape), num_blocks + 1, block_size, *shape, dtype=dtype, device=device)
+            for shape in dict.fromkeys(shapes)
+        }
+        unused = {shape: iter(pool) for shape, pool in self.pools.items()}
+        planes = [next(unused[shape]) for shape in shapes]
+        self._layers = tuple(zip(planes[::2], planes[1::2], strict=True))
 
     @property
     def scratch_block(self) -> int:
@@ -91,10 +107,10 @@ class KVCache:
     @property
     def num_bytes(self) -> int:
         """Memory held, the scratch block included."""
-        return self.kv.nbytes
+        return sum(pool.nbytes for pool in self.pools.values())
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """K and V of one layer, each [num_blocks + 1, block_size, num_kv_heads, head_dim]."""
+        """K and V of one layer, each [num_blocks + 1, block_size, num_kv_heads, width]."""
         return self._layers[index]
 
     def wipe(self, blocks: Tensor) -> None:
@@ -102,4 +118,12 @@ class KVCache:
 
         A block's unused tail is masked, but a mask does not stop a NaN that a former owner left there: 0 * NaN = NaN.
         """
-        self.kv.index_fill_(2, blocks, 0)
+        for pool in self.pools.values():
+            pool.index_fill_(1, blocks, 0)
+
+    def copy(self, copies: Iterable[BlockCopy]) -> None:
+        """Copy the beginnings of blocks, for sequences that go on from a shared one; see `BlockCopy`."""
+        for pool in self.pools.values():
+            for one in copies:
+                pool[:, one.target, : one.num_tokens] = pool[:, one.source, : one.num_tokens]
+                pool[:, one.target, one.num_tokens :] = 0

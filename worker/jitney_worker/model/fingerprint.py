@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-from jitney_worker.model.config import ModelConfig
+from jitney_worker.model.choice import served_config
 from jitney_worker.model.sampler import SAMPLER_VERSION
 from jitney_worker.model.weights import weight_files
 
@@ -21,7 +21,8 @@ def fingerprint(directory: Path, dtype: str, tokenizer_digest: str, *, quantisat
     The same files give the same fingerprint on every machine, wherever they lie.
     """
     parts = {
-        "config": repr(ModelConfig.of_directory(directory)),
+        # Of transformers' decoders also its version: their code, and with it their rounding, changes with it.
+        "config": repr(served_config(directory)),
         "weights": weights_digests(directory),
         "dtype": dtype,
         "quantisation": quantisation,

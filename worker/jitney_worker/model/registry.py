@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jitney.errors import ModelError
 
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}")
 MANIFEST = "jitney.json"
 """Written last into a finished model directory: what it was made of, and the size of every file."""
 
@@ -72,6 +74,19 @@ def models_dir() -> Path:
 def model_dir(name: str) -> Path:
     """Where a registered model lies, or will lie, when it has been pulled."""
     return models_dir() / known_model(name).name
+
+
+def imported_dir(name: str) -> Path | None:
+    """Where a model that is not registered was converted to under this name; None if it was not."""
+    if name in KNOWN_MODELS or not _NAME.fullmatch(name):
+        return None
+    directory = models_dir() / name
+    return directory if is_complete(directory) else None
+
+
+def is_name(text: str) -> bool:
+    """Whether a model may be called so."""
+    return _NAME.fullmatch(text) is not None
 
 
 def is_complete(directory: Path) -> bool:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from jitney.errors import ModelError
 from jitney_worker.model.pull import Say, pull, say_on_stderr
-from jitney_worker.model.registry import KNOWN_MODELS, is_complete, model_dir, pulled_model
+from jitney_worker.model.registry import KNOWN_MODELS, imported_dir, is_complete, model_dir, pulled_model
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "*.txt")
+_HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt")
 _NOT_FROM_HUB = ("consolidated*", "original/*", "*/*")
 """The same weights again in other layouts, and what lies in subdirectories."""
 
@@ -18,8 +18,9 @@ _NOT_FROM_HUB = ("consolidated*", "original/*", "*/*")
 def resolve(name: str | Path, *, offline: bool = False, say: Say = say_on_stderr) -> Path:
     """The model's directory, fetched if need be and allowed.
 
-    A directory with a config.json is taken as it is; a registered name is pulled when it is absent; ORG/NAME is a hub
-    id. offline: nothing is fetched. Raises ModelError saying what to do.
+    A directory with a config.json is taken as it is; a registered name is pulled when it is absent; another name is
+    what a GGUF file was converted under; ORG/NAME is a hub id. offline: nothing is fetched. Raises ModelError saying
+    what to do.
     """
     text = str(name)
     path = Path(text).expanduser()
@@ -27,6 +28,13 @@ def resolve(name: str | Path, *, offline: bool = False, say: Say = say_on_stderr
         return path.resolve()
     if text in KNOWN_MODELS:
         return pulled_model(text) if offline else pull(text, say=say)
+    imported = imported_dir(text)
+    if imported is not None:
+        return imported
+    if path.is_file() and path.suffix == ".gguf":
+        raise ModelError(
+            f"{path} must be converted once: run `jitney model pull NAME --from-gguf {path}`, and serve NAME"
+        )
     if path.is_dir():
         raise ModelError(f"{path} holds no config.json: not a Hugging Face model directory")
     if _HUB_ID.fullmatch(text):
@@ -43,9 +51,22 @@ def model_path(name: str) -> Path:
     return resolve(name, offline=True)
 
 
+def fetch(name: str, *, say: Say = say_on_stderr) -> Path:
+    """The directory of a registered name or a hub id, fetched if it is not here. Raises ModelError."""
+    if name not in KNOWN_MODELS and _HUB_ID.fullmatch(name):
+        return _from_hub(name, offline=False)
+    return pull(name, say=say)
+
+
 def _from_hub(repository: str, *, offline: bool) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     try:
         found = snapshot_download(
@@ -57,6 +78,10 @@ def _from_hub(repository: str, *, offline: bool) -> Path:
     except LocalEntryNotFoundError as error:
         why = "nothing may be fetched" if offline else "the hub cannot be reached"
         raise ModelError(f"{repository} is not in the local cache, and {why}") from error
+    except GatedRepoError as error:  # a kind of the next one
+        raise ModelError(f"{repository} is gated: accept its terms on the hub, and set HF_TOKEN") from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(f"{repository} is not on the hub, or private and HF_TOKEN does not open it") from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"{repository} cannot be fetched from the hub: {first_line}") from error

@@ -12,15 +12,19 @@ from jitney_worker.model.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """cos and sin of one step's positions, [num_tokens, 1, head_dim / 2], in the model's dtype."""
+    """cos and sin of one step's positions, [num_tokens, 1, half], in the model's dtype.
+
+    half: of the dimensions that rotate, which are the first of each head and mostly all of them.
+    """
 
     cos: Tensor
     sin: Tensor
 
     def __call__(self, heads: Tensor) -> Tensor:
         """Rotate [num_tokens, num_heads, head_dim] into a new tensor."""
-        first, second = heads.chunk(2, dim=-1)
-        return torch.cat((first * self.cos - second * self.sin, second * self.cos + first * self.sin), dim=-1)
+        half = self.cos.shape[-1]
+        first, second, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+        return torch.cat((first * self.cos - second * self.sin, second * self.cos + first * self.sin, rest), dim=-1)
 
 
 class Rope:
@@ -38,9 +42,10 @@ class Rope:
 
 
 def _frequencies(config: ModelConfig) -> tuple[Tensor, float]:
-    """Inverse frequencies [head_dim / 2] and the scale of cos and sin (1 but for YaRN)."""
-    rope, dim = config.rope, config.head_dim
+    """Inverse frequencies [half of what rotates] and the scale of cos and sin (1 but for YaRN and longrope)."""
+    rope = config.rope
     if rope.kind == "default":
+        dim = int(config.head_dim * rope.share)
         return 1.0 / (rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)), 1.0
     # Imported late: it costs most of a second, and only models with a stretched context need it.
     from transformers import LlamaConfig
@@ -49,9 +54,16 @@ def _frequencies(config: ModelConfig) -> tuple[Tensor, float]:
     carrier = LlamaConfig(
         hidden_size=config.hidden_size,
         num_attention_heads=config.num_heads,
-        head_dim=dim,
+        head_dim=config.head_dim,
         max_position_embeddings=config.max_model_len,
-        rope_parameters={"rope_type": rope.kind, "rope_theta": rope.theta, **dict(rope.scaling)},
+        rope_parameters={
+            "rope_type": rope.kind,
+            "rope_theta": rope.theta,
+            "partial_rotary_factor": rope.share,
+            **{name: list(one) if isinstance(one, tuple) else one for name, one in rope.scaling},
+        },
     )
-    frequencies, scale = ROPE_INIT_FUNCTIONS[rope.kind](carrier)
+    # seq_len: longrope has two sets of frequencies. One is taken for the model's whole context: a set that depended on
+    # the length of a sequence would turn its neighbours' keys, and its own that are in the cache already.
+    frequencies, scale = ROPE_INIT_FUNCTIONS[rope.kind](carrier, seq_len=config.max_model_len)
     return frequencies.float(), float(scale)

@@ -5,16 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from jitney.errors import SettingsError
-from jitney_worker.engine.protocol import ModelOutput, ScheduledSequence, SchedulerOutput
+from jitney_worker.engine.protocol import ModelOutput, SchedulerOutput, TokenLogprobs
+from jitney_worker.engine.sequence import SequenceId
 from jitney_worker.model.attention import AttentionBackend, TorchAttention
 from jitney_worker.model.batch import step_batch
 from jitney_worker.model.cache import KVCache, default_budget, num_blocks_for
+from jitney_worker.model.choice import served_config
 from jitney_worker.model.config import ModelConfig
+from jitney_worker.model.decoder import Decoder, ServedConfig
 from jitney_worker.model.llama import LlamaDecoder
-from jitney_worker.model.noise import noise_key
-from jitney_worker.model.sampler import SamplingRow, sample
+from jitney_worker.model.logprobs import given_logprobs
+from jitney_worker.model.rows import SamplingRows
+from jitney_worker.model.sampler import sample
 from jitney_worker.model.weights import load_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -23,13 +28,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class TorchRunner:
     """Fulfils `ModelRunner`. One thread at a time may call `execute`."""
 
-    def __init__(self, decoder: LlamaDecoder, cache: KVCache, attention: AttentionBackend) -> None:
+    def __init__(self, decoder: Decoder, cache: KVCache, attention: AttentionBackend) -> None:
         self.decoder = decoder
         self.cache = cache
         self.attention = attention
+        self._sampling_rows = SamplingRows(decoder.config.vocab_size)
 
     @property
-    def config(self) -> ModelConfig:
+    def config(self) -> ServedConfig:
         return self.decoder.config
 
     @property
@@ -44,11 +50,11 @@ class TorchRunner:
     @property
     def dtype(self) -> str:
         """`float32`, `bfloat16` or `float16`."""
-        return str(self.cache.kv.dtype).removeprefix("torch.")
+        return str(self.cache.dtype).removeprefix("torch.")
 
     @property
     def device(self) -> str:
-        return str(self.cache.kv.device)
+        return str(self.cache.device)
 
     @property
     def vocab_size(self) -> int:
@@ -65,26 +71,33 @@ class TorchRunner:
     @torch.inference_mode()
     def execute(self, scheduled: SchedulerOutput) -> ModelOutput:
         """Write K and V of every scheduled token; sample one token where a sequence is complete."""
+        self.cache.copy(scheduled.copies)
         batch = step_batch(
             scheduled.scheduled,
             block_size=self.cache.block_size,
             scratch_block=self.cache.scratch_block,
-            device=self.cache.kv.device,
+            device=self.cache.device,
         )
         if batch.fresh_blocks.numel():
             self.cache.wipe(batch.fresh_blocks)
         hidden = self.decoder.forward(batch.token_ids, batch.positions, self.attention.plan(batch))
-        sampling = [sampling_row(one) for one in scheduled.scheduled if one.samples]
-        if not sampling:
-            return ModelOutput([])
-        return ModelOutput(sample(self.decoder.logits(hidden[batch.sample_at]), sampling))
+        sampling = self._sampling_rows.of(scheduled.scheduled)
+        rows = sample(self.decoder.logits(hidden[batch.sample_at]), sampling) if sampling else []
+        return ModelOutput(rows, self._prompt_logprobs(scheduled, hidden, batch.first_at))
 
-
-def sampling_row(scheduled: ScheduledSequence) -> SamplingRow:
-    """What the sampler must know; the token drawn now will stand at index `stop`."""
-    params = scheduled.sequence.params
-    key = 0 if params.temperature == 0.0 else noise_key(params.seed, params.choice, scheduled.stop)
-    return SamplingRow(params.temperature, params.top_k, params.top_p, key, params.num_logprobs)
+    def _prompt_logprobs(
+        self, scheduled: SchedulerOutput, hidden: Tensor, first_at: tuple[int, ...]
+    ) -> dict[SequenceId, list[TokenLogprobs]]:
+        """Of the prompt's tokens that follow the ones computed in this step, for the sequences that want them."""
+        found: dict[SequenceId, list[TokenLogprobs]] = {}
+        for one, first in zip(scheduled.scheduled, first_at, strict=True):
+            if one.num_prompt_logprobs is not None:
+                prompt_ids = one.sequence.request.prompt_ids
+                following = prompt_ids[one.start + 1 : one.stop + 1]
+                found[one.sequence.id] = given_logprobs(
+                    self.decoder.logits, hidden[first : first + len(following)], following, one.num_prompt_logprobs
+                )
+        return found
 
 
 def load_runner(
@@ -105,15 +118,24 @@ def load_runner(
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     path = Path(directory)
-    config = ModelConfig.of_directory(path)
     on = pick_device(device)
     kind = pick_dtype(dtype, on)
-    decoder = LlamaDecoder(config, load_weights(path, config, kind, on))
+    decoder = load_decoder(path, kind, on)
     if num_blocks is None:
         budget = default_budget(on) if kv_cache_bytes is None else kv_cache_bytes
-        num_blocks = num_blocks_for(budget, config, block_size, kind)
-    cache = KVCache(config, num_blocks, block_size, kind, on)
-    return TorchRunner(decoder, cache, TorchAttention(config, cache))
+        num_blocks = num_blocks_for(budget, decoder.attention_layers, block_size, kind)
+    cache = KVCache(decoder.attention_layers, num_blocks, block_size, kind, on)
+    return TorchRunner(decoder, cache, TorchAttention(cache))
+
+
+def load_decoder(directory: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """The native decoder where it knows the architecture, otherwise transformers' own model. Raises ModelError."""
+    config = served_config(directory)
+    if isinstance(config, ModelConfig):
+        return LlamaDecoder(config, load_weights(directory, config, dtype, device))
+    from jitney_worker.model.adopted import load_adopted
+
+    return load_adopted(directory, config, dtype, device)
 
 
 def pick_device(name: str) -> torch.device:

@@ -6,7 +6,7 @@ Pickled checkpoints are refused: unpickling runs whatever the file says.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from jitney.errors import ModelError
+from jitney.logs import logger
 from jitney_worker.model.config import ModelConfig
 
 
@@ -60,15 +61,21 @@ class Checkpoint:
         self._where = where
         self._dtype = dtype
         self._device = device
+        self._taken: set[str] = set()
 
     def take(self, name: str, *shape: int) -> Tensor:
         """One tensor. Raises ModelError if it is absent or of another shape."""
         if name not in self._files:
             raise ModelError(f"{self._where}: tensor {name} is missing from the weights")
+        self._taken.add(name)
         tensor: Tensor = self._files[name].get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise ModelError(f"{self._where}: tensor {name} is {list(tensor.shape)}, config.json implies {list(shape)}")
         return tensor.to(device=self._device, dtype=self._dtype)
+
+    def left_over(self) -> list[str]:
+        """Tensors that nobody took, sorted."""
+        return sorted(self._files.keys() - self._taken)
 
     def stack(self, names: list[str], rows: list[int], *rest: int) -> Tensor:
         """Several tensors below each other; `rows` are their first dimensions."""
@@ -116,12 +123,27 @@ def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype, devic
     vocab = (config.vocab_size, config.hidden_size)
     with open_checkpoint(directory, dtype, device) as checkpoint:
         embedding = checkpoint.take("model.embed_tokens.weight", *vocab)
-        return DecoderWeights(
+        weights = DecoderWeights(
             embedding=embedding,
             layers=tuple(_load_layer(checkpoint, config, i) for i in range(config.num_layers)),
             norm=checkpoint.take("model.norm.weight", config.hidden_size),
             head=embedding if config.tied_embeddings else checkpoint.take("lm_head.weight", *vocab),
         )
+        unused = [name for name in checkpoint.left_over() if not _is_known_to_be_unused(name, config)]
+        if unused:
+            logger().warning("weights_unused", model=str(directory), tensors=some_of(unused))
+        return weights
+
+
+def _is_known_to_be_unused(name: str, config: ModelConfig) -> bool:
+    """The head of a model that uses its embedding instead, and rotary frequencies, which old files carry along."""
+    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tied_embeddings)
+
+
+def some_of(names: Iterable[str]) -> str:
+    """The first names, and how many more there are."""
+    ordered = sorted(names)
+    return ", ".join(ordered[:5]) + (f" and {len(ordered) - 5} more" if len(ordered) > 5 else "")
 
 
 def _load_layer(checkpoint: Checkpoint, config: ModelConfig, index: int) -> LayerWeights:
@@ -130,14 +152,17 @@ def _load_layer(checkpoint: Checkpoint, config: ModelConfig, index: int) -> Laye
     attention, mlp = at + "self_attn.", at + "mlp."
     qkv = [attention + f"{which}_proj" for which in "qkv"]
     qkv_rows = [config.num_heads * dim, config.num_kv_heads * dim, config.num_kv_heads * dim]
-    gate_up = [mlp + "gate_proj", mlp + "up_proj"]
+    gate_up, gate_up_rows = [mlp + "gate_proj", mlp + "up_proj"], [inner, inner]
+    if config.fused:
+        qkv, qkv_rows = [attention + "qkv_proj"], [sum(qkv_rows)]
+        gate_up, gate_up_rows = [mlp + "gate_up_proj"], [2 * inner]
 
     def stack(names: list[str], rows: list[int], biased: bool) -> tuple[Tensor, Tensor | None]:
         matrix = checkpoint.stack([name + ".weight" for name in names], rows, hidden)
         return matrix, checkpoint.stack([name + ".bias" for name in names], rows) if biased else None
 
     qkv_matrix, qkv_bias = stack(qkv, qkv_rows, config.qkv_bias)
-    gate_up_matrix, gate_up_bias = stack(gate_up, [inner, inner], config.mlp_bias)
+    gate_up_matrix, gate_up_bias = stack(gate_up, gate_up_rows, config.mlp_bias)
     return LayerWeights(
         input_norm=checkpoint.take(at + "input_layernorm.weight", hidden),
         qkv=qkv_matrix,
