@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,10 +104,15 @@ class Alone:
 
 @dataclass(slots=True)
 class Asking:
-    """Makes requests out of a seed: greedy and seeded, ids and text and chat, stop strings, stop ids, logprobs."""
+    """Makes requests out of a seed: greedy and seeded, ids and text and chat, stop strings, stop ids, logprobs.
+
+    prefix: what their names begin with. fixed: fields that all of them have.
+    """
 
     seed: int
     max_tokens: tuple[int, int] = (20, 90)
+    prefix: str = "s"
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     _random: random.Random = field(init=False)
     _number: int = 0
 
@@ -131,7 +136,7 @@ class Asking:
             fields["stop_token_ids"] = draw_one.sample(range(3, 400), 6)
         if draw_one.random() < 0.2:
             fields["logprobs"] = 0
-        return Asked(f"s{self.seed}-{self._number}", fields | fixed)
+        return Asked(f"{self.prefix}{self.seed}-{self._number}", fields | dict(self.fixed) | fixed)
 
     def _prompt(self) -> dict[str, Any]:
         draw_one, kind = self._random, self._random.random()

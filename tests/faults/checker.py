@@ -15,6 +15,12 @@ from tests.faults.ledger import Ledger, Line
 
 from jitney.messages import Event
 
+LOG = "log"
+"""The reader that is the queue's own log."""
+
+LAGGARDS = ("slow", "stuck")
+"""What the names of readers begin with whose gaps are their own doing."""
+
 Ending = Callable[[str, Event], bool]
 """(name of the request, terminal event): whether another ending than `finished` is what was meant."""
 
@@ -69,22 +75,28 @@ def check(
     *,
     may_lose: bool = False,
     may_end_otherwise: Ending = always_finished,
+    so_far: bool = False,
 ) -> Summary:
     """The run's figures. Raises Violation that lists everything wrong.
 
     may_lose: a reader may have been told that its job is gone; what it had seen by then is checked all the same.
+    so_far: the run is not over; only what can never become right again is wrong.
     """
     found: list[str] = []
     accepted = _accepted(ledger, found)
     readings = _readings(ledger)
+    of_job: dict[str, list[_Reading]] = defaultdict(list)
+    for reading in readings:
+        of_job[reading.job].append(reading)
     summary = Summary(num_accepted=len(accepted))
     for job, name in accepted.items():
-        mine = [reading for reading in readings if reading.job == job]
-        if not mine:
+        if not of_job[job] and not so_far:
             found.append(f"{name}: accepted as {job}, and no reader heard of it again")
-        for reading in mine:
-            found += _judge(reading, answers[name], may_lose, may_end_otherwise)
-        found += _same_bytes(mine)
+        for reading in of_job[job]:
+            may_stop_short = may_lose if reading.lost else so_far
+            found += _judge(reading, answers[name], may_stop_short, may_end_otherwise)
+        found += _same_bytes(of_job[job])
+    found += _bills(ledger, of_job)
     found += [f"{r.name}: {r.reader} read {r.job}, which was never accepted" for r in readings if r.job not in accepted]
     if found:
         raise Violation(found)
@@ -105,7 +117,7 @@ def _accepted(ledger: Ledger, found: list[str]) -> dict[str, str]:
 
 def _readings(ledger: Ledger) -> list[_Reading]:
     readings: dict[tuple[str, str], _Reading] = {}
-    for line in ledger.of("event", "lost"):
+    for line in ledger.of("event", "lost", "logged"):
         reading = readings.setdefault((line.job, line.reader), _Reading(line.name, line.job, line.reader))
         if line.kind == "lost":
             reading.lost = True
@@ -114,14 +126,14 @@ def _readings(ledger: Ledger) -> list[_Reading]:
     return list(readings.values())
 
 
-def _judge(reading: _Reading, answer: Answer, may_lose: bool, may_end_otherwise: Ending) -> list[str]:
+def _judge(reading: _Reading, answer: Answer, may_stop_short: bool, may_end_otherwise: Ending) -> list[str]:
     who = f"{reading.name} ({reading.reader}, {reading.job})"
     events = [line.event for line in reading.lines]
     found = [*_order(who, events), *_words(who, events, answer)]
     terminal = [event for event in events if event.is_terminal]
     if len(terminal) > 1:
         found.append(f"{who}: {len(terminal)} terminal events: {[event.type for event in terminal]}")
-    elif not terminal and not (may_lose and reading.lost):
+    elif not terminal and not may_stop_short:
         found.append(f"{who}: {'told that it is gone' if reading.lost else 'no terminal event'} after {len(events)}")
     elif terminal and events[-1] is not terminal[0]:
         found.append(f"{who}: {events[-1].type} after {terminal[0].type}")
@@ -198,11 +210,25 @@ def _same_bytes(readings: list[_Reading]) -> Iterable[str]:
             yield f"{reading.name}: {reading.reader} and {longest.reader} were told different things"
 
 
+def _bills(ledger: Ledger, of_job: Mapping[str, list[_Reading]]) -> Iterable[str]:
+    """A job that ended stands in the usage ledger once, with the tokens that were told. Only after an audit."""
+    bills: dict[str, list[int]] = defaultdict(list)
+    for line in ledger.of("billed"):
+        bills[line.job].append(int(line.text))
+    for job, readings in of_job.items():
+        logs = [reading for reading in readings if reading.reader == LOG]
+        for reading in logs:
+            told = sum(len(line.event.token_ids) for line in reading.lines)
+            if bills[job] != [told]:
+                yield f"{reading.name}: billed {bills[job]} tokens, {told} were told"
+
+
 def _count(summary: Summary, ledger: Ledger, readings: list[_Reading], accepted: Mapping[str, str]) -> None:
     summary.num_refused = sum(1 for _ in ledger.of("refused"))
     summary.num_reconnects = sum(1 for _ in ledger.of("broken"))
     ended: dict[str, str] = {}
     told: dict[str, int] = defaultdict(int)
+    readings = [reading for reading in readings if reading.reader != LOG]
     for reading in readings:
         events = [line.event for line in reading.lines]
         told[reading.job] = max(told[reading.job], sum(len(event.token_ids) for event in events))
@@ -210,7 +236,8 @@ def _count(summary: Summary, ledger: Ledger, readings: list[_Reading], accepted:
             summary.lost.add(reading.job)
         elif events:
             ended[reading.job] = events[-1].type
-        summary.longest_gap_s = max(summary.longest_gap_s, _longest_gap_s(reading))
+        if not reading.reader.startswith(LAGGARDS):
+            summary.longest_gap_s = max(summary.longest_gap_s, _longest_gap_s(reading))
     summary.num_finished = sum(1 for type_ in ended.values() if type_ == "finished")
     summary.num_otherwise = len(ended) - summary.num_finished
     summary.num_lost = len(summary.lost)

@@ -13,8 +13,8 @@ from tests.faults.ledger import Ledger
 
 from jitney.tether import tether
 
-PATIENCE_S = 60.0
-"""Nothing here takes so long on an idle machine; a test that waits longer has failed."""
+PATIENCE_S = 240.0
+"""What takes so long hangs: this is no measure of speed, on any machine."""
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -72,7 +72,7 @@ class Child:
             while len(found := [line for line in self.lines if wanted(line)]) < count:
                 assert not self._is_over, f"{self.name} ended before it said {what!r}: {self.lines[-10:]}"
                 await self._news.wait()
-        return found[count - 1]
+        return found[count - 1] if count else ""
 
     async def ended_or_says(self, part: str) -> None:
         """Until it has ended, or a line of it holds `part`."""

@@ -2,6 +2,9 @@
 
 JITNEY_FAULT_SEEDS: how many seeds a row runs with. Without it only the checker's own tests are collected here,
 so that `make test` stays quick. JITNEY_FAULT_REPORT: where the table of all rows is written at the end.
+
+No row measures speed. A bound on time is there to find what hangs, and is long; what may take how long on which
+machine is reported, beside the lease. Leases grow with the load of the machine (`pace`).
 """
 
 from __future__ import annotations
@@ -12,8 +15,10 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
-from tests.faults.arena import Arena, Figures, arena
-from tests.faults.report import table
+from tests.api import api_wire
+from tests.faults.arena import Arena, arena
+from tests.faults.children import PATIENCE_S
+from tests.faults.report import Figures, table
 
 from jitney.embedded import EmbeddedServer, find_server
 from jitney.errors import ServerError
@@ -42,6 +47,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(text)
     if path := os.environ.get("JITNEY_FAULT_REPORT"):
         Path(path).write_text(text + "\n")
+
+
+@pytest.fixture(autouse=True)
+def _patient_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests of the API may call an answer late; here everything else may be running too."""
+    monkeypatch.setattr(api_wire, "PATIENCE_S", PATIENCE_S)
 
 
 @pytest.fixture(scope="session")

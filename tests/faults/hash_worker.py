@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.hash_model import CRASH, HANG, MAX_MODEL_LEN, SeededHashModel
-from tests.faults.points import Point, Points, mutate_scripts, say
+from tests.faults.points import Point, Points, say
+from tests.faults.unprotected import WITHOUT, mutate_scripts
+from tests.faults.witness import Witness
 
 from jitney.cards import write_card
 from jitney.connection import connect
@@ -41,8 +43,10 @@ class TimedRunner:
     points: Points
     step_s: float
     tally: int
+    witness: Witness
 
     def execute(self, scheduled: SchedulerOutput) -> ModelOutput:
+        self.witness.of_step(scheduled)
         self.points.of_step(scheduled)
         self._fall_to_poison(scheduled)
         select.select([], [], [], self.step_s)  # what a forward pass takes; libfaketime breaks time.sleep
@@ -73,14 +77,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--stall-after-s", type=float, default=60.0)
     parser.add_argument("--drain-timeout-s", type=float, default=20.0)
     parser.add_argument("--step-s", type=float, default=0.02)
-    parser.add_argument("--seats", type=int, default=32)
+    parser.add_argument("--seats", type=int, default=24)  # three workers have few to spare for 70 jobs: each gets some
     parser.add_argument("--num-blocks", type=int, default=1024)
     parser.add_argument("--max-num-batched-tokens", type=int, default=64)
     parser.add_argument("--fingerprint", default="hash.1")
     parser.add_argument("--salt", type=int, default=0, help="another value is another model")
     parser.add_argument("--at", action="append", default=[], type=Point.parse, help="place:number:action")
     parser.add_argument("--newer", action="store_true", help="write a field into every event that nobody here knows")
+    parser.add_argument("--padding", type=int, default=0, help="bytes that every event carries besides")
     parser.add_argument("--mutate", action="append", default=[], help="script=old=>new")
+    parser.add_argument("--without", action="append", default=[], choices=WITHOUT, help="a protection to do without")
     return parser.parse_args()
 
 
@@ -97,8 +103,9 @@ def crew_of(asked: argparse.Namespace, settings: WorkerSettings) -> Crew:
     tokenizer = Tokenizer.load(asked.tokenizer)
     stop_rules = StopRules(tokenizer)
     tally = os.open(asked.tally, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    runner = TimedRunner(SeededHashModel(salt=asked.salt), Points(asked.at), asked.step_s, tally)
+    runner = TimedRunner(SeededHashModel(salt=asked.salt), Points(asked.at), asked.step_s, tally, Witness())
     runner.points.around_scripts()
+    runner.witness.watch()
     engine_settings = EngineSettings(
         max_model_len=MAX_MODEL_LEN,
         num_blocks=asked.num_blocks,
@@ -126,17 +133,25 @@ def crew_of(asked: argparse.Namespace, settings: WorkerSettings) -> Crew:
     )
 
 
-def write_newer_events() -> None:
-    """As a later version would: the same event, and one field more."""
+def write_with(field: bytes) -> None:
+    """As a later version would: the same events, and one field more."""
     encode = Event.encode
-    Event.encode = lambda event: encode(event)[:-1] + b',"x_later":{"a":[1]}}'  # type: ignore[method-assign]
+
+    def encode_newer(self: Event) -> bytes:
+        return encode(self)[:-1] + b"," + field + b"}"
+
+    Event.encode = encode_newer  # type: ignore[method-assign]
 
 
 async def serve(asked: argparse.Namespace) -> int:
     settings = settings_of(asked)
     if asked.newer:
-        write_newer_events()
+        write_with(b'"x_later":{"a":[1]}')
+    if asked.padding:
+        write_with(b'"x_padding":"' + b"." * asked.padding + b'"')
     mutate_scripts(asked.mutate)
+    for protection in asked.without:
+        WITHOUT[protection]()
     crew = crew_of(asked, settings)
     redis = connect(settings.redis_url, name="register")
     await write_card(redis, crew.queue, crew.card())

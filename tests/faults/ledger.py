@@ -11,7 +11,7 @@ from typing import Any, Literal, TextIO
 
 from jitney.messages import Event
 
-Kind = Literal["accepted", "refused", "event", "broken", "lost", "fault", "worker"]
+Kind = Literal["accepted", "refused", "event", "broken", "lost", "logged", "billed", "fault", "worker"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,14 @@ class Ledger:
     def lost(self, name: str, job: str, reader: str, error: object) -> None:
         """A reader was told that nothing more will come: the job or its log is gone."""
         self.add("lost", name=name, job=job, reader=reader, text=f"{error!r}")
+
+    def logged(self, name: str, job: str, payload: bytes) -> None:
+        """An event of the job's log, as the queue keeps it: what a reader who comes late would be given."""
+        self.add("logged", name=name, job=job, reader="log", payload=payload.decode())
+
+    def billed(self, name: str, job: str, num_tokens: int) -> None:
+        """An entry of the queue's usage ledger: a job that ended, and the tokens it is charged for."""
+        self.add("billed", name=name, job=job, text=str(num_tokens))
 
     def fault(self, text: str) -> None:
         self.add("fault", text=text)

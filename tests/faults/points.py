@@ -2,16 +2,18 @@
 
 A point is `place:number:action`. Places: `prefill` (a step that leaves a prompt unfinished), `decode` (a step of
 answers alone), `before:SCRIPT` and `after:SCRIPT` (a call to Redis, sent or not). `number`: the how-manieth time.
-Actions: `say`, `die` (SIGKILL), `stop` (SIGSTOP), `raise` (MemoryError).
+Actions: `say`, `die` (SIGKILL), `stop` (SIGSTOP), `raise` (MemoryError), `starve` (no memory is left, for good).
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from jitney import scripts
@@ -22,6 +24,26 @@ from jitney_worker.engine.protocol import SchedulerOutput
 def say(line: str) -> None:
     """One write, so that threads do not mix their words, and nothing is lost with the process."""
     os.write(sys.stderr.fileno(), f"{line}\n".encode())
+
+
+_EATEN: list[bytes] = []
+
+
+def starve() -> None:
+    """Take what the process may have, to the last kilobytes, and keep it: as a machine whose memory is full.
+
+    Raises MemoryError, and so will whatever asks for memory from now on, on any thread.
+    """
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20), resource.RLIM_INFINITY))
+    size = 1 << 20
+    while True:
+        try:
+            _EATEN.append(bytes(size))
+        except MemoryError:
+            if size <= 1 << 10:
+                raise
+            size >>= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +57,7 @@ class Point:
     @classmethod
     def parse(cls, text: str) -> Point:
         place, number, action = text.rsplit(":", 2)
-        assert action in ("say", "die", "stop", "raise"), text
+        assert action in ("say", "die", "stop", "raise", "starve"), text
         return cls(place, int(number), action)
 
 
@@ -60,6 +82,8 @@ class Points:
             os.kill(os.getpid(), signal.SIGSTOP)
         elif point.action == "raise":
             raise MemoryError(f"the test asked for it at {point.place}:{point.number}")
+        elif point.action == "starve":
+            starve()
 
     def of_step(self, scheduled: SchedulerOutput) -> None:
         prefills = any(not item.samples for item in scheduled.scheduled)
@@ -80,17 +104,3 @@ class Points:
             return reply
 
         scripts.run = watched
-
-
-def mutate_scripts(mutations: list[str]) -> None:
-    """Each `script=old=>new`: the named script without one of its guards, in this process alone."""
-    changed: dict[str, scripts.Script] = {}
-    load = scripts.load
-    for mutation in mutations:
-        name, _, change = mutation.partition("=")
-        old, _, new = change.partition("=>")
-        source = changed[name].source if name in changed else scripts.assemble(name)
-        assert old in source, f"{name}.lua no longer contains {old!r}"
-        changed[name] = scripts.as_script(name, source.replace(old, new))
-    if changed:
-        scripts.load = lambda name: changed.get(name) or load(name)

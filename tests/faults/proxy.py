@@ -8,6 +8,9 @@ import socket
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tests.faults.children import PATIENCE_S
+from tests.faults.pulse import Pulse
+
 Way = Literal["up", "down"]
 """up: from the client to the server. down: back."""
 
@@ -45,6 +48,7 @@ class Proxy:
         self.cut_reply_after: int | None = None
         self.num_passed: dict[Way, int] = {"up": 0, "down": 0}
         self.num_cut = 0
+        self._cut_pulse = Pulse()
         self._is_refusing = False
         self._dropping: set[Way] = set()
         self._open = {"up": asyncio.Event(), "down": asyncio.Event()}
@@ -58,7 +62,7 @@ class Proxy:
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *_exception: object) -> None:
         assert self._server is not None
         self._server.close()
         for link in self._ever:  # those too that wait for a reader who takes nothing
@@ -89,8 +93,19 @@ class Proxy:
     def reset(self) -> None:
         """RST every connection there is. New ones are taken."""
         for link in list(self._links):
-            self.num_cut += 1
-            link.abort()
+            self._cut(link)
+
+    async def cuts(self, num_more: int) -> None:
+        """Wait until so many more connections have been cut."""
+        wanted = self.num_cut + num_more
+        async with asyncio.timeout(PATIENCE_S):
+            while self.num_cut < wanted:
+                await self._cut_pulse.wait()
+
+    def _cut(self, link: _Link) -> None:
+        self.num_cut += 1
+        link.abort()
+        self._cut_pulse.beat()
 
     def refuse(self) -> None:
         """Reset every connection there is, and every one that comes, at once."""
@@ -153,8 +168,7 @@ class Proxy:
                 if limit is not None and passed + len(received) >= limit:
                     writer.write(received[: max(0, limit - passed)])
                     await writer.drain()
-                    self.num_cut += 1
-                    link.abort()
+                    self._cut(link)
                     return
                 await self._write(writer, received)
                 passed += len(received) if limit is not None else 0

@@ -120,8 +120,10 @@ class HttpClient:
             await asyncio.sleep(pause_s(attempt))
             attempt += 1
 
-    async def read(self, asked: Asked, job_id: str, after_each: Callable[[int], None] = lambda _seq: None) -> None:
-        cursor, attempt = 0, 0
+    async def read(
+        self, asked: Asked, job_id: str, after_each: Callable[[int], None] = lambda _seq: None, *, cursor: int = 0
+    ) -> None:
+        attempt = 0
         while True:
             try:
                 async with self._events(attempt, job_id, cursor) as answer:

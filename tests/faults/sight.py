@@ -2,54 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
 
 from redis.exceptions import RedisError
-from tests.faults.children import PATIENCE_S
-from tests.faults.ledger import Ledger
+from tests.faults.scene import Scene
 
-from jitney.connection import Redis
-from jitney.keys import BANDS, JobId, Keys
-from jitney.queue import JobStatus, Queue
+from jitney.keys import BANDS, JobId
+from jitney.queue import JobStatus
+from jitney.replies import text
 from jitney.workers import WorkerView, list_workers
 
-POLL_S = 0.02
+REST_S = 120.0
 
 
-class Sight:
-    """The questions that tests ask. jobs: every job id with the name of its request."""
-
-    queue_name: str
-    folder: Path
-    ledger: Ledger
-    jobs: dict[str, str]
-
-    @property
-    def redis(self) -> Redis:
-        raise NotImplementedError
-
-    @property
-    def keys(self) -> Keys:
-        return Keys(self.queue_name)
-
-    @property
-    def queue(self) -> Queue:
-        return Queue(self.redis, self.queue_name)
-
-    async def until(self, wanted: Callable[[], Awaitable[Any]], what: str, patience_s: float = PATIENCE_S) -> Any:
-        """Ask until the answer is true; what it is. Errors of a server that is away count as no."""
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + patience_s
-        while True:
-            with contextlib.suppress(OSError, RedisError):
-                if answer := await wanted():
-                    return answer
-            assert clock() < deadline, f"not within {patience_s:g} s: {what}"
-            await asyncio.sleep(POLL_S)
+class Sight(Scene):
+    """The questions that tests ask."""
 
     async def status(self, job_id: str) -> JobStatus:
         status = await self.queue.status(JobId(job_id))
@@ -69,12 +37,16 @@ class Sight:
 
     async def owned_by(self, *names: str) -> set[str]:
         """Jobs that these workers hold, as the queue sees it."""
-        found = set()
-        for job_id in self.jobs:
-            state, owner = await self.redis.hmget(self.keys.job(job_id), "state", "owner")
-            if state == b"running" and owner is not None and owner.decode() in names:
-                found.add(job_id)
-        return found
+        jobs = list(self.jobs)
+        async with self.redis.pipeline(transaction=False) as pipe:
+            for job_id in jobs:
+                pipe.hmget(self.keys.job(job_id), "state", "owner")
+            places = await pipe.execute()
+        return {
+            job_id
+            for job_id, (state, owner) in zip(jobs, places, strict=True)
+            if state == b"running" and text(owner) in names
+        }
 
     async def all_elsewhere(self, jobs: Iterable[str], owner: str) -> bool:
         """Whether none of these jobs is this worker's any more: another one's, or ended."""
@@ -88,10 +60,11 @@ class Sight:
         num_expired = 0
         for band in BANDS:
             for member in await self.redis.zrange(self.keys.leases(band), 0, -1):
-                job_id = bytes(member).decode()
+                job_id = text(member)
                 seq, claimed_at = await self.redis.hmget(self.keys.job(job_id), "seq", "cseq")
                 if int(seq or 0) > int(claimed_at or 0):
-                    num_expired += int(await self.redis.zadd(self.keys.leases(band), {job_id: 1}, xx=True, ch=True))
+                    changed = await self.redis.zadd(self.keys.leases(band), {job_id: 1}, xx=True, ch=True)
+                    num_expired += int(changed or 0)
         self.ledger.fault(f"{num_expired} leases expired")
         return num_expired
 
@@ -129,14 +102,14 @@ class Sight:
         path = self.folder / f"{name}.tally"
         return len(path.read_text().splitlines()) if path.exists() else 0
 
-    async def more_events(self, count: int) -> None:
-        """Wait until the readers have been told so many more events."""
-        wanted = sum(self.progress.values()) + count
-        await self.told(lambda: sum(self.progress.values()) >= wanted, f"{count} more events")
-
     def num_sampled(self) -> int:
         """Tokens computed by all workers that ever lived here."""
         return sum(row[0] for row in self._tallies())
+
+    def num_late_writes(self) -> int:
+        """Jobs whose write was refused because another claim owned them by then, or they had ended."""
+        lines = [line.split() for worker in self.workers.values() for line in worker.said("refused ")]
+        return sum(int(words[1]) for words in lines if words[2] in ("fence", "done", "gone"))
 
     def num_preemptions(self) -> int:
         return sum(row[2] for row in self._tallies())
@@ -154,7 +127,7 @@ class Sight:
             idle = all(view.num_running == 0 and view.num_free_blocks == view.num_blocks for view in views)
             return idle and await self.leftovers(*spared) == []
 
-        await self.until(at_rest, f"the queue at rest: {await self.leftovers(*spared)}", patience_s=20)
+        await self.until(at_rest, f"the queue at rest: {await self.leftovers(*spared)}", patience_s=REST_S)
 
     async def leftovers(self, *spared: str) -> list[str]:
         """Keys of the queue that only a job that has not ended may own. spared: words of keys that may be there."""
@@ -179,4 +152,4 @@ class Sight:
             if word not in (*ended_own, *of_queue, *spared):
                 found.append(key.decode())
         waiting = await self.redis.hget(self.keys.counts, "jobs")
-        return found + ([f"{waiting.decode()} jobs counted as waiting"] if int(waiting or 0) else [])
+        return found + ([f"{int(waiting)} jobs counted as waiting"] if waiting and int(waiting) else [])

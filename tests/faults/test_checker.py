@@ -9,8 +9,9 @@ from typing import Any
 import orjson
 import pytest
 from tests.faults.answers import Answer
-from tests.faults.checker import Violation, check
+from tests.faults.checker import Summary, Violation, check
 from tests.faults.ledger import Ledger, Line
+from tests.faults.report import Figures, table
 
 JOB = "q.0123456789abcdefghijkl"
 ANSWER = Answer((11, 12, 13, 14), "abcd", "length", 5, (-0.1, -0.2, -0.3, -0.4))
@@ -194,3 +195,81 @@ def test_gaps_and_recovery_are_measured() -> None:
     ]
     summary = check(ledger, {"a": ANSWER})
     assert (summary.longest_gap_s, summary.recovery_s) == (4.0, 3.0)
+
+
+def audited(told: Events, *, logged: Events, bills: tuple[int, ...]) -> Ledger:
+    ledger = ledger_of(told)
+    for event in logged:
+        ledger.logged("a", JOB, orjson.dumps(event))
+    for bill in bills:
+        ledger.billed("a", JOB, bill)
+    return ledger
+
+
+def test_a_log_and_a_bill_that_say_the_same_are_fine() -> None:
+    assert check(audited(events(), logged=events(), bills=(4,)), {"a": ANSWER}).num_finished == 1
+
+
+def test_a_log_that_goes_on_after_its_end_is_caught_though_no_reader_saw_it() -> None:
+    longer = [*events(), {**events()[5], "seq": 7}]
+    with pytest.raises(Violation, match="2 terminal events"):
+        check(audited(events(), logged=longer, bills=(4,)), {"a": ANSWER})
+
+
+def test_a_log_that_holds_something_else_than_was_told_is_caught() -> None:
+    other = events()
+    other[0]["cached_tokens"] = 3
+    with pytest.raises(Violation, match="were told different things"):
+        check(audited(events(), logged=other, bills=(4,)), {"a": ANSWER})
+
+
+@pytest.mark.parametrize("bills", [(), (4, 4), (5,)], ids=["none", "two", "another"])
+def test_a_wrong_bill_is_caught(bills: tuple[int, ...]) -> None:
+    with pytest.raises(Violation, match=r"billed \[.*\] tokens, 4 were told"):
+        check(audited(events(), logged=events(), bills=bills), {"a": ANSWER})
+
+
+def test_in_the_middle_of_a_run_only_what_is_wrong_for_good_is_wrong() -> None:
+    assert check(ledger_of(events()[:3]), {"a": ANSWER}, so_far=True).num_accepted == 1
+    assert check(ledger_of([]), {"a": ANSWER}, so_far=True).num_accepted == 1
+    with pytest.raises(Violation, match="seq 3 where 2"):
+        check(ledger_of([events()[0], events()[2]]), {"a": ANSWER}, so_far=True)
+    with pytest.raises(Violation, match="told that it is gone"):
+        check(ledger_of(events()[:3], lost=True), {"a": ANSWER}, so_far=True)
+
+
+def test_the_report_says_the_gap_in_leases_and_sums_up() -> None:
+    quiet = Figures("F0 quiet", Summary(num_accepted=70, num_finished=70, num_tokens=200), 2.0, num_sampled=200)
+    deadly = Figures(
+        "F1 deadly",
+        Summary(num_accepted=60, num_finished=59, num_otherwise=1, num_tokens=100, longest_gap_s=3.0, recovery_s=3.5),
+        2.0,
+        num_sampled=110,
+        num_takeovers=12,
+        num_late_writes=4,
+        num_preemptions=3,
+        notes={"blows_struck": 2},
+    )
+    lines = table([quiet, deadly]).splitlines()
+    head, row = next(line for line in lines if line.startswith("fault")), next(li for li in lines if "deadly" in li)
+    assert head.split()[:2] == ["fault", "jobs"]
+    cells = (
+        "F1 deadly",
+        "60",
+        "1",
+        "–",
+        "12",
+        "4",
+        "3",
+        "–",
+        "3.0 s",
+        "2.0 s",
+        "1.5",
+        "3.5 s",
+        "10.0 %",
+        "blows struck 2",
+    )
+    assert row.split() == " ".join(cells).split()
+    sums = next(line for line in lines if line.startswith("2 rows"))
+    assert "130 jobs accepted, 300 tokens compared" in sums
+    assert "longest gap in leases 1.5 (F1 deadly)" in sums

@@ -1,12 +1,11 @@
-"""F18, F20, F22: jobs that break workers, writers of other versions, workers of other builds."""
+"""F18: jobs that break workers, and jobs that nobody can read."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import orjson
 import pytest
-from tests.faults.answers import Alone, Answer, Asked, Asking
+from tests.faults.answers import Answer, Asked
 from tests.faults.arena import Arena
 from tests.faults.conftest import Report
 from tests.faults.hash_model import CRASH, HANG, NAN
@@ -41,7 +40,7 @@ async def test_f18_a_job_that_kills_its_worker_is_buried_and_its_neighbours_fini
     asked = await poisoned(field, seed, token_id)  # the first in every batch, before anybody has said a word
     await field.load(seed, num_streams=20, num_bulk=10)
     field.ledger.fault(f"poison of the kind {kind}")
-    async with field.kept_alive("w1", "w2", stall_after_s=1.0):
+    async with field.kept_alive("w1", "w2", stall_after_s=2 * field.lease_s):
         meant = ends_as(asked.name, "max_attempts")
         figures = report(await field.finished(f"F18 {kind} #{seed}", may_end_otherwise=meant))
         assert (figures.summary.num_finished, figures.summary.num_otherwise) == (30, 1)
@@ -91,49 +90,3 @@ async def test_f18_what_cannot_be_read_is_refused_plainly(
     assert (summary.num_finished, summary.num_otherwise) == (4, 1)
     assert [dead.id for dead in await field.queue.dead()] == ([job_id] if is_buried else [])
     await field.rests("dead", "body")
-
-
-async def test_f20_fields_of_a_later_version_are_kept_and_passed_on(field: Arena, seed: int, report: Report) -> None:
-    """In jobs and in events, over a change from the newer worker to an older one."""
-    newer = await field.start_worker("w1", "--newer", "--at", "decode:12:die")
-    asked = Asking(seed).one(prompt=[5, 6, 7], temperature=0.0, max_tokens=60, ignore_eos=True)
-    for name in ("messages", "stop", "stop_token_ids", "seed", "logprobs"):
-        asked.fields.pop(name, None)
-    field.answers[asked.name] = field.alone.answer(asked)
-    sampling = {name: asked.fields[name] for name in ("temperature", "max_tokens", "ignore_eos")}
-    job_id = await submit_raw(
-        field, asked.name, orjson.dumps({"v": 1, "prompt": [5, 6, 7], "sampling": sampling, "x_later": {"deep": [1]}})
-    )
-    field.read(PythonClient(field.client(), field.ledger), asked, job_id)
-    field.read(field.http(), asked, job_id)
-    await newer.ended()
-    assert orjson.loads(await field.redis.get(field.keys.body(job_id)))["x_later"] == {"deep": [1]}
-    await field.start_worker("w2")
-    assert report(await field.finished(f"F20 versions #{seed}")).summary.num_finished == 1
-    assert await field.num_takeovers() == 1
-    kept = ['"x_later":{"a":[1]}' in line.payload for line in field.ledger.of("event") if line.reader == "http"]
-    assert kept[0]
-    assert not kept[-1]
-    await field.rests()
-
-
-async def test_f22_another_build_leaves_a_begun_job_to_its_own(field: Arena, seed: int, report: Report) -> None:
-    """w2 is another model. It takes what is new, and never goes on with what w1 has begun."""
-    first = await field.start_worker("w1", "--at", "decode:15:die", fingerprint="build.1", seats=64)
-    begun = await field.load(seed, num_streams=20, num_bulk=0)
-    await first.ended()
-    said = {job_id for job_id in begun if (await field.status(job_id)).seq > 0}
-    assert said == set(begun), "what was not begun is anybody's, and here it must be clear whose answer is right"
-    await field.start_worker("w2", fingerprint="build.2", salt=77)
-    other = Alone(field.alone.tokenizer, field.alone.plain, salt=77)
-    fresh = Asking(seed + 1_000).some(6)
-    for asked in fresh:
-        await field.follow(PythonClient(field.client(), field.ledger), asked)
-        field.answers[asked.name] = other.answer(asked)
-    fresh_ids = set(field.jobs) - set(begun)
-    await field.until(lambda: field.are_done(fresh_ids), "the fresh jobs")
-    assert {(await field.status(job_id)).state for job_id in said} <= {"returned", "done"}
-    await field.start_worker("w3", fingerprint="build.1")
-    assert report(await field.finished(f"F22 builds #{seed}")).summary.num_finished == 26
-    assert await field.num_takeovers() > 5
-    await field.rests()
