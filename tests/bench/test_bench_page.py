@@ -1,0 +1,71 @@
+"""Tables, and the places in documents where commands write them."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from ops.bench import page
+
+DOCUMENT = page.ROOT / "docs" / "RELIABILITY.md"
+PLACES = re.findall(r"<!-- ([\w.-]+): written by python -m (\S+) (.*) -->", DOCUMENT.read_text())
+
+
+def document_with(text: str = "") -> str:
+    return f"before\n\n<!-- here: written by python -m x -->\n{text}<!-- end of here -->\n\nafter\n"
+
+
+def test_what_is_put_stands_at_its_place_alone() -> None:
+    once = page.put(document_with(), "here", "  a table\n")
+    assert once == "before\n\n<!-- here: written by python -m x -->\n\na table\n\n<!-- end of here -->\n\nafter\n"
+
+
+def test_a_second_writing_replaces_the_first_one() -> None:
+    once = page.put(document_with(), "here", "old")
+    assert page.put(once, "here", "new") == page.put(document_with(), "here", "new")
+
+
+@pytest.mark.parametrize(
+    "document",
+    ["no place", document_with() * 2, "<!-- end of here -->\n<!-- here: written by x -->\n", document_with()[:-30]],
+)
+def test_a_place_that_is_not_there_once_is_refused(document: str) -> None:
+    with pytest.raises(LookupError, match="no place called 'here'"):
+        page.put(document, "here", "text")
+
+
+def test_a_document_without_the_place_ends_the_program_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text(document_with())
+    page.check_place(tmp_path / "page.md", "here")
+    page.check_place(None, "elsewhere")
+    with pytest.raises(SystemExit, match="no place called 'elsewhere'"):
+        page.check_place(tmp_path / "page.md", "elsewhere")
+    with pytest.raises(SystemExit, match="No such file"):
+        page.check_place(tmp_path / "none.md", "here")
+
+
+def test_a_table_has_as_many_cells_in_every_row() -> None:
+    assert page.table(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
+    with pytest.raises(ValueError, match="a row of 1 cells under a head of 2"):
+        page.table(["a", "b"], [["1"]])
+
+
+def test_a_multiple_of_nothing_is_a_dash() -> None:
+    assert (page.times(3.0, 2.0), page.times(3.0, 2.0, digits=1), page.times(3.0, 0.0)) == ("×1.50", "×1.5", "–")
+
+
+@pytest.mark.parametrize(("name", "module", "words"), PLACES)
+def test_the_command_of_every_place_is_one_that_writes_there(name: str, module: str, words: str) -> None:
+    """The line that a reader copies parses, and names the document that it stands in."""
+    asked = importlib.import_module(module).arguments(shlex.split(words))
+    assert page.ROOT / asked.write == DOCUMENT
+    page.check_place(page.ROOT / asked.write, name)
+
+
+def test_every_test_that_the_page_names_is_there() -> None:
+    named = set(re.findall(r"`(test_\w+\.py)`", DOCUMENT.read_text()))
+    assert len(named) > 8
+    assert [name for name in sorted(named) if not (page.ROOT / "tests" / "faults" / name).exists()] == []
