@@ -143,6 +143,7 @@ class Event:
     choice. `text` may be empty while something is held back, or come without tokens when it is flushed.
     `token_ids` and `logprobs` are parallel. A terminal event is the last one, and there is exactly one.
     max_tokens: in `started`, what the worker chose because the job named no limit; every later owner keeps to it.
+    fingerprints: in the terminal event, the builds that wrote the answer, in order, when it was more than one.
     prompt_logprobs: in the first `started` of a job that asks for them, one entry for each token of the prompt, as in
     `logprobs`; None for the first token.
     """
@@ -164,6 +165,7 @@ class Event:
     choices: tuple[dict[str, Any], ...] | None = None
     usage: dict[str, int] | None = None
     error: dict[str, Any] | None = None
+    fingerprints: tuple[str, ...] | None = None
 
     @property
     def is_terminal(self) -> bool:
@@ -196,6 +198,7 @@ class Event:
             logprobs=_tuple_or_none(fields.get("logprobs")),
             choices=_tuple_or_none(fields.get("choices")),
             prompt_logprobs=_tuple_or_none(fields.get("prompt_logprobs")),
+            fingerprints=_tuple_or_none(fields.get("fingerprints")),
             **{name: fields.get(name) for name in _OPTIONAL if name not in _LISTS},
         )
 
@@ -212,10 +215,11 @@ _OPTIONAL: Final = (
     "choices",
     "usage",
     "error",
+    "fingerprints",
 )
 
 
-_LISTS: Final = ("logprobs", "choices", "prompt_logprobs")
+_LISTS: Final = ("logprobs", "choices", "prompt_logprobs", "fingerprints")
 
 
 def _tuple_or_none(value: list[Any] | None) -> tuple[Any, ...] | None:

@@ -83,7 +83,7 @@ class Delivery:
     strikes: claims in a row that ended without progress (> 0: a suspect, to be run alone).
     seq: last event in the log, 0 for a job that has said nothing. num_tokens: completion tokens so far.
     at_ms: enqueue time by the server's clock. virtual_time: the tenant's service when it was picked.
-    fingerprint: of the build that wrote the log so far, '' when there is none.
+    fingerprints: of the builds that wrote the log so far, in order; usually none or one.
     body: the job's bytes as somebody wrote them. prompt_ids: stored by the first append of an earlier claim.
     time_left_ms: until the job's deadline at the moment of the claim, None when it has none.
     """
@@ -98,7 +98,7 @@ class Delivery:
     num_tokens: int
     at_ms: int
     virtual_time: float
-    fingerprint: str
+    fingerprints: tuple[str, ...]
     body: bytes
     prompt_ids: bytes | None
     time_left_ms: int | None = None

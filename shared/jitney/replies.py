@@ -64,7 +64,7 @@ def delivery(row: Sequence[Any]) -> Delivery:
         num_tokens=int(row[7]),
         at_ms=int(row[8]),
         virtual_time=float(row[9]),
-        fingerprint=text(row[10]),
+        fingerprints=tuple(text(row[10]).split()),
         body=bytes(row[12]),
         prompt_ids=None if row[13] is None else bytes(row[13]),
         time_left_ms=None if time_left_ms < 0 else time_left_ms,

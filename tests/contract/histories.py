@@ -341,12 +341,13 @@ class History:
             delivery.num_tokens,
             delivery.tries,
             delivery.strikes,
-            delivery.fingerprint,
+            delivery.fingerprints,
             delivery.prompt_ids,
         )
         expect(got == expected, "a delivery does not tell the truth", job, delivery)
         self.count("first attempts" if job.tries == 0 else "later attempts")
         self.model.fences.add(delivery.fence)
+        job.was = job.written_by
         job.state, job.fence, job.fp, job.lease_ended = "running", delivery.fence, fp, False
         job.tries, job.strikes, job.cseq = delivery.tries, strikes, job.seq
         handle = Handle(worker, job, delivery, delivery.seq)
@@ -601,7 +602,7 @@ class History:
             if policy == "fail":
                 self.ended(job, "failed")
             else:
-                job.was, job.fp = job.was or job.fp, ""
+                job.was, job.fp = job.written_by, ""
 
     async def repair(self) -> None:
         if self.model.jobs:

@@ -65,7 +65,7 @@ class Job:
     strikes: int = 0
     fence: str = ""
     fp: str = ""
-    was: str = ""
+    was: tuple[str, ...] = ()
     reason: str = ""
     lease_ended: bool = False
     is_due: bool = False
@@ -78,8 +78,10 @@ class Job:
         return self.seq > 0 and self.fp != ""
 
     @property
-    def written_by(self) -> str:
-        return (self.was or self.fp) if self.seq else ""
+    def written_by(self) -> tuple[str, ...]:
+        if self.fp == "" or self.seq == self.cseq or self.was[-1:] == (self.fp,):
+            return self.was
+        return (*self.was, self.fp)
 
     def strikes_if_claimed(self) -> int:
         if self.state != "running":

@@ -251,7 +251,7 @@ async def test_a_job_that_has_begun_waits_for_a_worker_of_its_build(driver: Driv
     assert (other.deliveries, other.num_moved) == ((), 1)
     assert (await driver.claim("b", fingerprint="two")).num_moved == 0, "moved once, not looked at again"
     again = await driver.claim_one("c", fingerprint="one")
-    assert (again.id, again.seq, again.fingerprint) == (id, 1, "one")
+    assert (again.id, again.seq, again.fingerprints) == (id, 1, ("one",))
 
 
 async def test_what_is_left_for_a_build_rings_its_bell_again(driver: Driver) -> None:
@@ -275,7 +275,7 @@ async def test_a_job_that_has_said_nothing_may_go_to_any_build(driver: Driver) -
     await driver.claim_one("a", fingerprint="one")
     await driver.end_lease(id)
     job = await driver.claim_one("b", fingerprint="two")
-    assert (job.id, job.fingerprint, job.tries) == (id, "", 2)
+    assert (job.id, job.fingerprints, job.tries) == (id, (), 2)
 
 
 async def test_without_scan_only_new_jobs_are_looked_at(driver: Driver) -> None:

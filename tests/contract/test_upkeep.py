@@ -193,10 +193,41 @@ async def test_an_orphan_may_go_on_with_another_build_which_is_told(driver: Driv
     assert (await driver.queue.janitor(resume_mismatch="continue")).num_orphans == 1
     assert not await driver.redis.exists(driver.keys.held("interactive", "one"))
     job = await driver.claim_one("b", fingerprint="two")
-    assert (job.id, job.seq, job.fingerprint) == (id, 1, "one")
+    assert (job.id, job.seq, job.fingerprints) == (id, 1, ("one",))
     await driver.queue.release(id, job.fence)
     again = await driver.claim_one("b", fingerprint="two")
-    assert again.fingerprint == "one", "the log still holds tokens of the first build"
+    assert again.fingerprints == ("one",), "the log still holds tokens of the first build"
+
+
+async def test_the_end_of_an_answer_of_several_builds_names_them_in_order(driver: Driver) -> None:
+    """Whoever ends it: here a cancel, which no worker writes."""
+    id = await orphan(driver)
+    for build, before in (("two", ("one",)), ("three", ("one", "two"))):
+        await driver.lose_build(before[-1], id)
+        assert (await driver.queue.janitor(resume_mismatch="continue")).num_orphans == 1
+        job = await driver.claim_one("b", fingerprint=build)
+        assert job.fingerprints == before
+        await driver.say(job, build)
+        await driver.queue.release(id, job.fence)
+    silent = await driver.claim_one("b", fingerprint="three")
+    assert silent.fingerprints == ("one", "two", "three")
+    await driver.queue.cancel(id)
+    assert (await driver.events(id))[-1].fingerprints == ("one", "two", "three")
+
+
+async def test_an_answer_of_one_build_names_none(driver: Driver) -> None:
+    id = await driver.enqueue()
+    job = await driver.claim_one(fingerprint="one")
+    await driver.say(job, "a")
+    await driver.queue.cancel(id)
+    assert (await driver.events(id))[-1].fingerprints is None
+
+
+async def test_a_fingerprint_that_would_break_an_event_is_not_named(driver: Driver) -> None:
+    id = await orphan(driver)
+    await driver.redis.hset(driver.keys.job(id), mapping={"was": 'x" y', "fp": ""})
+    await driver.queue.cancel(id)
+    assert (await driver.events(id))[-1].fingerprints is None
 
 
 async def test_a_held_place_without_a_job_is_cleared(driver: Driver) -> None:

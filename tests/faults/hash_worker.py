@@ -81,6 +81,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--num-blocks", type=int, default=1024)
     parser.add_argument("--max-num-batched-tokens", type=int, default=64)
     parser.add_argument("--fingerprint", default="hash.1")
+    parser.add_argument("--resume-wait-s", type=float, default=60.0)
+    parser.add_argument("--resume-mismatch", default="fail")
     parser.add_argument("--salt", type=int, default=0, help="another value is another model")
     parser.add_argument("--at", action="append", default=[], type=Point.parse, help="place:number:action")
     parser.add_argument("--newer", action="store_true", help="write a field into every event that nobody here knows")
@@ -95,7 +97,13 @@ def settings_of(asked: argparse.Namespace) -> WorkerSettings:
         redis_url=asked.redis_url,
         queue=asked.queue,
         lease={"duration_s": asked.lease_s, "stall_after_s": asked.stall_after_s},
-        worker={"id": asked.id, "drain_timeout_s": asked.drain_timeout_s, "snapshot_every_s": 0.1},
+        worker={
+            "id": asked.id,
+            "drain_timeout_s": asked.drain_timeout_s,
+            "snapshot_every_s": 0.1,
+            "resume_wait_s": asked.resume_wait_s,
+            "resume_mismatch": asked.resume_mismatch,
+        },
     )
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import orjson
-import pytest
 from tests.faults.answers import Alone, Asking
 from tests.faults.arena import Arena
 from tests.faults.conftest import Report
@@ -74,23 +71,11 @@ async def begun_by_a_build_that_is_gone(field: Arena, seed: int) -> list[str]:
     return held
 
 
-async def sweep(field: Arena, policy: Literal["fail", "continue"]) -> None:
-    """As a worker does once per lease; here when it is known that the build has not been seen for long enough."""
-
-    async def has_swept() -> bool:
-        swept = await field.queue.janitor(resume_wait_s=0.1, resume_mismatch=policy)
-        return swept.num_orphans > 0
-
-    await field.until(has_swept, "orphans of the build that is gone")
-
-
 async def test_f22_after_a_wait_a_job_whose_build_is_gone_fails_and_keeps_its_text(
     field: Arena, seed: int, report: Report
 ) -> None:
     held = await begun_by_a_build_that_is_gone(field, seed)
-    await field.start_worker("w2", fingerprint="build.2", salt=OTHER_SALT)
-    await field.until(lambda: are_returned(field, held), "all of them left to their own build")
-    await sweep(field, "fail")
+    await field.start_worker("w2", "--resume-wait-s", "0.1", fingerprint="build.2", salt=OTHER_SALT)
     await field.until(lambda: field.are_done(held), "all of them ended")
 
     def meant(_name: str, end: Event) -> bool:
@@ -106,35 +91,16 @@ async def test_f22_after_a_wait_a_job_whose_build_is_gone_fails_and_keeps_its_te
     await field.rests()
 
 
-async def are_returned(field: Arena, jobs: list[str]) -> bool:
-    return {(await field.status(job_id)).state for job_id in jobs} == {"returned"}
-
-
-async def finished_by_another_build(field: Arena, seed: int) -> list[str]:
+async def test_f22_or_another_build_goes_on_where_it_was_allowed_to_and_says_so(
+    field: Arena, seed: int, report: Report
+) -> None:
     """The other build is the same model under another name, so that what it says can be compared."""
     held = await begun_by_a_build_that_is_gone(field, seed)
-    await field.start_worker("w2", fingerprint="build.2")
-    await field.until(lambda: are_returned(field, held), "all of them left to their own build")
-    await sweep(field, "continue")
-    return held
-
-
-async def test_f22_or_another_build_goes_on_where_it_was_allowed_to(field: Arena, seed: int, report: Report) -> None:
-    await finished_by_another_build(field, seed)
+    await field.start_worker("w2", "--resume-wait-s", "0.1", "--resume-mismatch", "continue", fingerprint="build.2")
     figures = report(await field.finished(f"F22 continue #{seed}"))
     assert figures.summary.num_finished == 20
     assert figures.num_takeovers > 10
+    told = {line.job: line.event.fingerprints for line in field.ledger.of("event") if line.event.is_terminal}
+    assert {told[job_id] for job_id in held} == {("build.1", "build.2")}
+    assert {fingerprints for job_id, fingerprints in told.items() if job_id not in held} <= {None}
     await field.rests()
-
-
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="missing: the terminal event does not say that another build went on with the answer (and no setting of a "
-    "worker reaches resume_wait_s and resume_mismatch)",
-)
-async def test_f22_the_last_event_says_that_two_builds_wrote_the_answer(field: Arena, seed: int) -> None:
-    held = await finished_by_another_build(field, seed)
-    await field.finished("F22 said")
-    ends = [line.payload for line in field.ledger.of("event") if line.job in held and line.event.is_terminal]
-    assert all('"build.1"' in end and '"build.2"' in end for end in ends)

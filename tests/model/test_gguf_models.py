@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from gguf_files import Kind
 from safetensors.torch import load_file
 from tests.equivalence.engine_driver import Ask, engine_for, prompt, tokens
+from tests.text import small_tokenizers as small
 from tokenizers import Tokenizer as Original
 from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -98,9 +98,6 @@ MAX_TOKENS = 16
 @pytest.fixture(scope="module")
 def tokenizer_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """`tokenizer_directory("byte_bpe")`: the text room's small tokenizers."""
-    sys.path.append(str(Path(__file__).parent.parent / "text"))
-    import small_tokenizers as small
-
     root = tmp_path_factory.mktemp("tokenizers")
 
     def made(name: str) -> Path:
@@ -155,6 +152,7 @@ def test_a_converted_model_has_the_originals_weights_and_says_what_it_says(
     for tensor, values in ours.items():
         assert torch.equal(values, theirs[tensor]), tensor
 
+    assert AutoConfig.from_pretrained(directory).rope_parameters == model.config.rope_parameters
     runner = load_runner(directory, dtype="float32", device="cpu", num_blocks=20)
     assert isinstance(runner.decoder, LlamaDecoder)
     answers = set()

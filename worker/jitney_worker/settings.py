@@ -19,6 +19,7 @@ from jitney_worker.engine.settings import Policy
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+ResumeMismatch = Literal["fail", "continue"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 
@@ -84,6 +85,9 @@ class WorkerSection(BaseModel):
     id: absent = made up at start. claim_ahead: jobs claimed beyond the free seats, so that one is at hand
     at the very step after a seat frees; one that is not seated within claim_ahead_patience_s goes back when
     another worker could take it. max_unpublished_steps: how far the engine may run ahead of Redis.
+    resume_wait_s: how long a begun answer is kept for a worker of the build (weights, dtype, tokenizer) that began it,
+    once none has been seen; then, by resume_mismatch, it fails with its partial text, or any build goes on with it and
+    the terminal event says so.
     allow_evicting_server: start also where the server throws accepted jobs away when its memory is full.
     """
 
@@ -98,6 +102,8 @@ class WorkerSection(BaseModel):
     num_tokenizer_threads: int = Field(2, ge=1, le=32)
     max_attempts: int = Field(3, ge=1)
     max_tries: int = Field(10, ge=1)
+    resume_wait_s: float = Field(60.0, ge=0.0)
+    resume_mismatch: ResumeMismatch = "fail"
     allow_evicting_server: bool = False
 
 

@@ -2,11 +2,18 @@ local USAGE_ENTRIES = 1000000
 local DEAD_ENTRIES = 1000
 local DEAD_KEEP_MS = 7 * 86400000
 
+-- Told when there are several; a name that only a stranger can have given is not.
+local function fingerprints_json(job)
+  local builds = written_by(job)
+  if not string.find(builds, ' ', 1, true) or string.find(builds, '[^%w ._:-]') then return '' end
+  return ',"fingerprints":["' .. string.gsub(builds, ' ', '","') .. '"]'
+end
+
 -- A terminal event as `Event.encode` writes it; `error` is JSON or nil.
 local function terminal_event(kind, job, error)
   return '{"v":1,"type":"' .. kind .. '","seq":' .. int(job.seq + 1) ..
     ',"usage":{"prompt_tokens":' .. int(job.pt) .. ',"completion_tokens":' .. int(job.n) .. ',"cached_tokens":0}' ..
-    (error and ',"error":' .. error or '') .. '}'
+    (error and ',"error":' .. error or '') .. fingerprints_json(job) .. '}'
 end
 
 -- code and message: our own words, no quotes in them.
@@ -81,7 +88,7 @@ local function lose(id, band, tenant, keep_ms)
     redis.call('PEXPIRE', log, int(keep_ms))
     return 'expiring'
   end
-  local lost = {id = id, band = band, tenant = tenant, state = 'gone', fp = '', idem = ''}
+  local lost = {id = id, band = band, tenant = tenant, state = 'gone', fp = '', was = '', idem = ''}
   for _, field in ipairs(NUMBERS) do lost[field] = 0 end
   lost.seq = seq
   -- The record said where else it was named.

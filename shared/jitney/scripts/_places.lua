@@ -75,6 +75,13 @@ local function close_if_empty(band, tenant)
   leave(band, tenant)
 end
 
+-- The builds that wrote the log so far, in order, blanks between them. The last owner's is one of them if it said
+-- anything.
+local function written_by(job)
+  if job.fp == '' or job.seq == job.cseq or string.match(job.was, '%S*$') == job.fp then return job.was end
+  return job.was == '' and job.fp or job.was .. ' ' .. job.fp
+end
+
 local function is_bound(job)
   return job.fp ~= '' and job.seq > 0
 end

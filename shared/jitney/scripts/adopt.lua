@@ -15,14 +15,12 @@ for id in word do
   k = k + 1
   local fence = nonce .. '.' .. k
   local has = redis.pcall('HMGET', P .. ':job:' .. id, 'fence', 'band', 'tenant', 'tries', 'strikes', 'seq', 'n', 'at',
-    'vt', 'was', 'fp', 'deadline')
+    'vt', 'was', 'deadline')
   local body, prompt_ids = redis.pcall('GET', P .. ':body:' .. id), redis.pcall('GET', P .. ':ids:' .. id)
   if has[1] == fence then
-    local deadline = num(has[12])
-    local was = has[10] or ''
-    local log_of = was ~= '' and was or (num(has[6]) > 0 and has[11] or '')
+    local deadline = num(has[11])
     found[#found + 1] = {id, has[2], has[3], fence, num(has[4]), num(has[5]), num(has[6]), num(has[7]), has[8],
-      has[9] or '0', log_of, int(deadline > 0 and math.max(0, deadline - NOW) or -1),
+      has[9] or '0', has[10] or '', int(deadline > 0 and math.max(0, deadline - NOW) or -1),
       type(body) == 'string' and body or '', type(prompt_ids) == 'string' and prompt_ids}
   end
 end

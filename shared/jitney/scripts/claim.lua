@@ -32,12 +32,6 @@ local function keep(job)
   return job.ttl > 0 and job.ttl or keep_ms
 end
 
--- The build that wrote the log so far.
-local function written_by(job)
-  if job.seq == 0 then return '' end
-  return job.was ~= '' and job.was or job.fp
-end
-
 local function is_full()
   return closed or #taken >= credit
 end
@@ -67,17 +61,18 @@ local function take(job, owed)
     if #taken > 0 then return false end
   end
   local fence = nonce .. '.' .. (#taken + 1)
+  job.was = written_by(job)
   job.tries = job.tries + 1
   if job.started == 0 then job.started = NOW end
   save(job, 'state', 'running', 'owner', worker, 'fence', fence, 'tries', job.tries, 'strikes', job.strikes,
-    'cseq', job.seq, 'since', NOW, 'started', job.started, 'paid', job.paid + owed, 'fp', fp, 'vt', job.vt,
+    'cseq', job.seq, 'since', NOW, 'started', job.started, 'paid', job.paid + owed, 'fp', fp, 'was', job.was, 'vt', job.vt,
     'lease', int(lease_ms))
   redis.call('ZADD', P .. ':leases:' .. job.band, NOW + lease_ms, job.id)
   local left = job.deadline > 0 and job.deadline - NOW or -1
   local prompt_ids = redis.pcall('GET', P .. ':ids:' .. job.id)
   if type(prompt_ids) ~= 'string' then prompt_ids = false end
   taken[#taken + 1] = {job.id, job.band, job.tenant, fence, job.tries, job.strikes, job.seq, job.n, int(job.at),
-    string.format('%.17g', job.vt), written_by(job), int(left), body, prompt_ids}
+    string.format('%.17g', job.vt), job.was, int(left), body, prompt_ids}
   ids[#ids + 1] = job.id
   return true
 end

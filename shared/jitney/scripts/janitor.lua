@@ -69,8 +69,8 @@ local function free_orphans()
             orphans = orphans + 1
             redis.call('ZREM', held, id)
             if policy == 'continue' then
-              save(job, 'was', job.was ~= '' and job.was or job.fp, 'fp', '')
-              job.fp = ''
+              job.was, job.fp = written_by(job), ''
+              save(job, 'was', job.was, 'fp', '')
               hand(job)
             else
               fail(job, 'no_worker', 'no worker of the build that began this answer came back in time', keep(job))

@@ -56,6 +56,8 @@ class Intake:
         check_fits: Callable[[SequenceRequest], None],
         spell_logprobs: SpellsLogprobs,
         pool: Executor,
+        *,
+        fingerprint: str,
     ) -> None:
         self._queue = queue
         self._tokenizer = tokenizer
@@ -63,6 +65,7 @@ class Intake:
         self._check_fits = check_fits
         self._spell_logprobs = spell_logprobs
         self._pool = pool
+        self._fingerprint = fingerprint
 
     async def prepare(self, delivery: Delivery, spec: JobSpec) -> RunningJob:
         """The job, ready to be added. Raises InvalidJob for what can never run."""
@@ -86,7 +89,9 @@ class Intake:
         )
         self._check_fits(first)
         choices = [self._choice(delivery, spec, first, number, past) for number in range(spec.sampling.n)]
-        return RunningJob(delivery, spec, prompt_ids, choices, delivery.seq + 1, self._spell_logprobs)
+        return RunningJob(
+            delivery, spec, prompt_ids, choices, delivery.seq + 1, self._spell_logprobs, self._fingerprint
+        )
 
     def _choice(self, delivery: Delivery, spec: JobSpec, first: SequenceRequest, number: int, past: Past) -> Choice:
         """The choice as it goes on after what is in the log. What the prompt is worth is said by choice 0, once."""

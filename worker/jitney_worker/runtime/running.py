@@ -34,6 +34,7 @@ class RunningJob:
     choices: list[Choice]
     next_seq: int
     spell_logprobs: SpellsLogprobs
+    fingerprint: str
     cached_tokens: int = 0
     is_started: bool = False
     is_seated: bool = False
@@ -83,12 +84,14 @@ class RunningJob:
             self.fail(_wire(delta.error))
 
     def fail(self, error: dict[str, Any]) -> None:
-        """The job ends with this error, after what it has said so far."""
+        """The job ends with this error, after what it has said so far, held-back text included."""
         self.error = error
+        self._flush()
 
     def bury(self, error: dict[str, Any]) -> None:
         """As `fail`, and the job is kept among the dead letters: it may run again once its cause is mended."""
         self.error, self.dead_reason = error, str(error["code"])
+        self._flush()
 
     def silence(self, error: dict[str, Any], next_seq: int) -> None:
         """The job ends with this error alone: what it had to say since `next_seq` cannot be said."""
@@ -99,6 +102,9 @@ class RunningJob:
     def expire(self) -> None:
         """The job's deadline has passed: it ends after what it has said so far, held-back text included."""
         self.is_expired = True
+        self._flush()
+
+    def _flush(self) -> None:
         for choice in self.choices:
             choice.flush()
 
@@ -207,9 +213,10 @@ class RunningJob:
     def _terminal(self) -> Event:
         usage = usage_of(len(self.prompt_ids), self.num_tokens, self.cached_tokens)
         if self.is_expired:
-            return Event("expired", self.next_seq, usage=usage)
+            return Event("expired", self.next_seq, usage=usage, fingerprints=self._several_builds())
         if self.error is not None:
-            return Event("failed", self.next_seq, error=self.error, usage=usage)
+            fingerprints = self._several_builds()
+            return Event("failed", self.next_seq, error=self.error, usage=usage, fingerprints=fingerprints)
         return Event(
             "finished",
             self.next_seq,
@@ -218,7 +225,15 @@ class RunningJob:
                 for choice in self.choices
             ),
             usage=usage,
+            fingerprints=self._several_builds(),
         )
+
+    def _several_builds(self) -> tuple[str, ...] | None:
+        """The builds whose words are in the log, when there is more than one: two models in one answer are told."""
+        builds = self.delivery.fingerprints
+        if self.is_started and builds[-1:] != (self.fingerprint,):
+            builds += (self.fingerprint,)
+        return builds if len(builds) > 1 else None
 
 
 def _wire(failure: RowFailure) -> dict[str, Any]:

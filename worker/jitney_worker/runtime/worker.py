@@ -43,6 +43,9 @@ MAX_FAULTS_IN_A_ROW = 2
 
 JOIN_TIMEOUT_S = 10.0
 
+MAX_CONNECTIONS = 8
+"""For writing. Endings are written side by side; what a burst of them opened stays open."""
+
 FAREWELL_S = 2.0
 """For each of the last calls. Redis may be away, and whoever sent the SIGTERM does not wait for ever."""
 
@@ -110,7 +113,7 @@ class Worker:
         """
         name = f"jitney-worker-{self._crew.worker_id}"
         async with contextlib.AsyncExitStack() as stack:
-            redis = connect(self._settings.redis_url, name=name)
+            redis = connect(self._settings.redis_url, name=name, max_connections=MAX_CONNECTIONS)
             stack.push_async_callback(redis.aclose)
             claims = connect_once(self._settings.redis_url, name=f"{name}-claim")
             stack.push_async_callback(claims.aclose)
@@ -121,14 +124,22 @@ class Worker:
             watch = ServerWatch(redis, queue=self._crew.queue)
             await watch.admit(allow_evicting=self._settings.worker.allow_evicting_server)
             view = View(self._settings, queue, self._roster, board, state=self._state, card=self._crew.card)
-            house = Housekeeping(queue, self._crew.fingerprint, watch, self._settings.lease.duration_s)
+            house = Housekeeping(queue, self._crew.fingerprint, watch, self._settings)
             with self._running_threads(board):
                 return await self._serve(board, view, house, claims, on_ready)
 
     def _board(self, redis_client: Redis, pool: ThreadPoolExecutor) -> Board:
         crew = self._crew
         queue = Queue(redis_client, crew.queue)
-        intake = Intake(queue, crew.tokenizer, crew.limits, crew.engine.check_fits, crew.spell_logprobs, pool)
+        intake = Intake(
+            queue,
+            crew.tokenizer,
+            crew.limits,
+            crew.engine.check_fits,
+            crew.spell_logprobs,
+            pool,
+            fingerprint=crew.fingerprint,
+        )
         publisher = Publisher(queue, is_held=self._leases.has)
         neighbours = Neighbours(
             queue, intake, publisher, self._bridge, self._leases, self._roster, crew.stop_rules, self._stall.is_stuck
