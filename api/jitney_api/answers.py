@@ -47,7 +47,7 @@ def usage_shape(usage: Mapping[str, int] | None) -> dict[str, Any]:
 
 
 def chat_answer(heading: Heading, result: Result) -> dict[str, Any]:
-    """The body of a chat completion that was not streamed."""
+    """The body of a chat completion that was not streamed. `prompt_logprobs` stand beside the choices, as in vLLM."""
     choices = [
         {
             "index": choice.index,
@@ -58,22 +58,51 @@ def chat_answer(heading: Heading, result: Result) -> dict[str, Any]:
         for choice in result.choices
     ]
     fields = heading.fields("chatcmpl", "chat.completion")
-    return {**fields, "choices": choices, "usage": usage_shape(result.usage)}
+    return {**fields, "choices": choices, "usage": usage_shape(result.usage), **_prompt(result)}
 
 
 def completion_answer(heading: Heading, result: Result) -> dict[str, Any]:
-    """The body of a text completion that was not streamed."""
+    """The body of a text completion that was not streamed. `prompt_logprobs` stand in each choice, as in vLLM."""
     choices = [
         {
             "index": choice.index,
             "text": choice.text,
             "logprobs": None if choice.logprobs is None else completion_logprobs(choice.logprobs, 0),
             "finish_reason": choice.finish_reason,
+            **_prompt(result),
         }
         for choice in result.choices
     ]
     fields = heading.fields("cmpl", "text_completion")
     return {**fields, "choices": choices, "usage": usage_shape(result.usage)}
+
+
+def _prompt(result: Result) -> dict[str, Any]:
+    """vLLM's member of a body or a choice; absent when nobody asked for it."""
+    found = result.prompt_logprobs
+    return {} if found is None else {"prompt_logprobs": prompt_logprobs(found)}
+
+
+def prompt_logprobs(entries: Sequence[Mapping[str, Any] | None]) -> list[dict[str, Any] | None]:
+    """`prompt_logprobs` in vLLM's shape: for each token of the prompt a map of token ids, null for the first token.
+
+    rank: 1 is the most probable token; null for a token of the prompt that is not among the most probable ones.
+    """
+    return [None if entry is None else _by_token_id(entry) for entry in entries]
+
+
+def _by_token_id(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The prompt's own token first, then the most probable ones, best first."""
+    top = entry.get("top", ())
+    ranks = {str(other["token_id"]): rank for rank, other in enumerate(top, 1)}
+    return {
+        str(one["token_id"]): {
+            "logprob": one["logprob"],
+            "rank": ranks.get(str(one["token_id"])),
+            "decoded_token": one["token"],
+        }
+        for one in (entry, *top)
+    }
 
 
 def chat_logprobs(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -33,12 +33,10 @@ _ANY: Final[tuple[Any, ...]] = ()
 REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     # field: the values that change nothing and therefore pass.
     "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
     "length_penalty": (1,),
     "use_beam_search": (False,),
     "spaces_between_special_tokens": (True,),
-    "prompt_logprobs": _ANY,
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "add_generation_prompt": (True,),

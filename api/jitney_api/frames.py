@@ -16,7 +16,7 @@ import orjson
 from jitney.errors import JitneyError, JobEnded
 from jitney.follower import Message
 from jitney.messages import Event
-from jitney_api.answers import Heading, chat_logprobs, completion_logprobs, usage_shape
+from jitney_api.answers import Heading, chat_logprobs, completion_logprobs, prompt_logprobs, usage_shape
 from jitney_api.failures import error_body, refuse_if_failed, wire_of
 
 StreamFormat = Literal["job", "chat.completion.chunk", "completion"]
@@ -61,16 +61,24 @@ class _OpenAIFrames(ABC):
         self._include_usage = include_usage
         start = orjson.dumps(heading.fields(self.prefix, self.kind))[:-1]
         self._head = b"data: " + start + b',"choices":['
-        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._close = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._tail = b"]" + self._close
 
     def of(self, message: Message) -> bytes:
         event = message.event
         if event.type == "tokens":
             return self._spoken(event)
+        if event.prompt_logprobs is not None:
+            return b"id: %d\n%b" % (event.seq, self._prompt(orjson.dumps(prompt_logprobs(event.prompt_logprobs))))
         return self._ending(event) if event.is_terminal else b""
 
     @abstractmethod
     def _spoken(self, event: Event) -> bytes: ...
+
+    @abstractmethod
+    def _prompt(self, logprobs: bytes) -> bytes:
+        """One chunk, before all text, with `prompt_logprobs` where a whole answer has them."""
+        ...
 
     def _ending(self, event: Event) -> bytes:
         try:
@@ -105,6 +113,10 @@ class ChatFrames(_OpenAIFrames):
         *early, last = (b"%b%b}%b" % (opening, choice, self._tail) for choice in choices)
         return b"%bid: %d\n%b" % (b"".join(early), event.seq, last)
 
+    def _prompt(self, logprobs: bytes) -> bytes:
+        # No choice: clients add deltas up, and the first one must bring the role.
+        return b'%b],"prompt_logprobs":%b%b' % (self._head, logprobs, self._close)
+
 
 class CompletionFrames(_OpenAIFrames):
     """`text_completion`. Token offsets count from the answer's first character, hence the need of the past."""
@@ -129,6 +141,10 @@ class CompletionFrames(_OpenAIFrames):
             orjson.dumps(event.finish_reason),
             self._tail,
         )
+
+    def _prompt(self, logprobs: bytes) -> bytes:
+        choice = b'{"index":0,"text":"","logprobs":null,"finish_reason":null,"prompt_logprobs":%b}' % logprobs
+        return self._head + choice + self._tail
 
     def _logprobs(self, event: Event) -> bytes:
         if not event.logprobs:

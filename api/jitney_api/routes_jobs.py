@@ -131,7 +131,10 @@ def _standing(status: JobStatus) -> dict[str, Any]:
 
 
 async def _outcome(service: Service, status: JobStatus) -> dict[str, Any]:
-    """`choices` and `usage` of a finished job; `text` so far and `error` of one that ended otherwise."""
+    """`choices` and `usage` of a finished job, and `prompt_logprobs` if it asked for them.
+
+    `text` so far and `error` of one that ended otherwise.
+    """
     if status.state != "done":
         return {}
     try:
@@ -150,7 +153,8 @@ async def _outcome(service: Service, status: JobStatus) -> dict[str, Any]:
         }
         for choice in result.choices
     ]
-    return {"choices": choices, "usage": usage_shape(result.usage)}
+    asked_for = {} if result.prompt_logprobs is None else {"prompt_logprobs": result.prompt_logprobs}
+    return {"choices": choices, "usage": usage_shape(result.usage), **asked_for}
 
 
 async def _result(service: Service, job_id: JobId) -> Result | None:

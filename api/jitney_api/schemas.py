@@ -150,6 +150,8 @@ class Sampled(Open):
     min_tokens: Int | None = None
     include_stop_str_in_output: Bool | None = None
     skip_special_tokens: Bool | None = None
+    prompt_logprobs: Int | None = None
+    echo: Bool | None = None
     truncate_prompt_tokens: Int | None = None
 
 

@@ -74,6 +74,8 @@ def _on_disconnect(asked: Queued) -> str:
 
 
 def _job(asked: Queued, sampling: SamplingParams, **fields: Any) -> JobSpec:
+    if sampling.echo and "messages" in fields:
+        raise InvalidJob("echo needs prompt: a chat has no one text to begin the answer with", param="echo")
     given = {name: getattr(asked, name) for name in _QUEUED}
     given |= fields
     return JobSpec.build({"sampling": sampling, **{name: value for name, value in given.items() if value is not None}})

@@ -48,7 +48,7 @@ def _delivery(queue: Queue, raw: bytes, fence: str) -> Delivery:
         num_tokens=0,
         at_ms=0,
         virtual_time=0.0,
-        fingerprint="",
+        fingerprints=(),
         body=body,
         prompt_ids=None,
     )

@@ -48,8 +48,11 @@ class ScriptedJob:
         self.seq += 1
         return Event(type=type, seq=self.seq, **fields).encode()
 
-    def _started(self) -> list[bytes]:
-        return [] if self.seq else [self._next("started", attempt=1, prompt_tokens=PROMPT_TOKENS, cached_tokens=0)]
+    def _started(self, prompt_logprobs: tuple[Any, ...] | None = None) -> list[bytes]:
+        if self.seq:
+            return []
+        told = {"attempt": 1, "prompt_tokens": PROMPT_TOKENS, "cached_tokens": 0, "prompt_logprobs": prompt_logprobs}
+        return [self._next("started", **told)]
 
     def _tokens(self, text: str, token_ids: list[int], choice: int = 0, **fields: Any) -> bytes:
         index = self.positions.get(choice, 0)
@@ -57,10 +60,10 @@ class ScriptedJob:
         self.num_tokens += len(token_ids)
         return self._next("tokens", choice=choice, index=index, token_ids=tuple(token_ids), text=text, **fields)
 
-    async def say(self, *texts: str, **fields: Any) -> None:
-        """One `tokens` event of one token for each text, all in one append."""
+    async def say(self, *texts: str, prompt_logprobs: tuple[Any, ...] | None = None, **fields: Any) -> None:
+        """One `tokens` event of one token for each text, all in one append. prompt_logprobs: for `started`."""
         first = self.seq + 1
-        events = self._started()
+        events = self._started(prompt_logprobs)
         for text in texts:
             events.append(self._tokens(text, [100 + self.num_tokens], **fields))
         append = Append(self.delivery.id, self.delivery.fence, first, self.num_tokens, events)

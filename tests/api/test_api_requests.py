@@ -77,7 +77,7 @@ def test_an_unsupported_field_is_refused_by_name_unless_it_changes_nothing(name)
     [
         {"best_of": 2},
         {"echo": True},
-        {"prompt_logprobs": 0},
+        {"suffix": "x"},
         {"tools": [{}]},
         {"response_format": {"type": "json_object"}},
     ],

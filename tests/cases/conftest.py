@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.api.conftest import start_api
+from tests.cases.kinds import KINDS
 from tests.faults.arena import Arena, arena
 from tests.runtime.conftest import client, ears, start_worker, tiny_directory, tokenizer
 
@@ -16,6 +17,12 @@ from jitney.errors import ServerError
 __all__ = ["client", "ears", "start_api", "start_worker", "tiny_directory", "tokenizer"]
 
 StartServer = Callable[..., EmbeddedServer]
+
+
+@pytest.fixture(scope="session")
+def tokenizer_directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A checkpoint's tokenizer of every kind in `kinds`."""
+    return {kind: make(tmp_path_factory.mktemp("tokenizer")) for kind, make in KINDS.items()}
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 CASES = {
+    *("B24", "B26", "B28", "B30", "B31", "B33", "B34", "B35", "B36"),
     *("B08", "B11", "B27", "B37", "B38", "B39", "B41", "B42", "B44"),
     *("B46", "B47", "B48", "B50", "B51", "B53", "B54", "B55"),
 }

@@ -168,7 +168,7 @@ MUTANTS = (
         "  if new.is_later then add('due'",
         "  if false then add('due'",
     ),
-    Mutant("a freed orphan stays bound", ("janitor",), "'fp', '')", "'fp', job.fp)"),
+    Mutant("a freed orphan stays bound", ("janitor",), ", 'fp', '')", ")"),
 )
 
 

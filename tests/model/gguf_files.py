@@ -14,6 +14,9 @@ import torch
 from tokenizers import Tokenizer
 
 Kind = gguf.GGMLQuantizationType
+PAIRED = ("llama", "smollm3", "granite")
+"""Those whose rows of q and k llama.cpp's converter reorders."""
+
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 
 
@@ -71,9 +74,9 @@ def write(
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = tensor.float().numpy()
-        if architecture == "llama" and ".self_attn.q_proj." in name:
+        if architecture in PAIRED and ".self_attn.q_proj." in name:
             values = neighbours(values, config.num_attention_heads)
-        if architecture == "llama" and ".self_attn.k_proj." in name:
+        if architecture in PAIRED and ".self_attn.k_proj." in name:
             values = neighbours(values, config.num_key_value_heads)
         own = kind if values.ndim > 1 else Kind.F32
         writer.add_tensor(names.get_name(name, (".weight", ".bias")), gguf.quants.quantize(values, own), raw_dtype=own)

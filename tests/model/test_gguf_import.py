@@ -73,5 +73,7 @@ def test_the_tokenizer_merges_splits_digits_and_keeps_control_tokens_whole(conve
 
 
 def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="architecture 'gemma' cannot be converted; llama, qwen2, qwen3 can"):
+    with pytest.raises(
+        ModelError, match="architecture 'gemma' cannot be converted; llama, qwen2, qwen3, smollm3, granite can"
+    ):
         convert(write_gguf(tmp_path / "other.gguf", architecture="gemma"), tmp_path)

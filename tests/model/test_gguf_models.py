@@ -90,6 +90,18 @@ ROWS = {
         {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64},
     ),
     "qwen3": Row("qwen3", "qwen3", {"head_dim": 32}),
+    "smollm3": Row("smollm3", "smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": True, "pad_token_id": 0}),
+    "granite": Row(
+        "granite",
+        "granite",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 4.0,
+        },
+        {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.1, "logit_scale": 4.0},
+    ),
 }
 KINDS = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16, Kind.Q8_0: torch.bfloat16}
 MAX_TOKENS = 16
@@ -346,6 +358,8 @@ def test_a_file_is_pulled_under_a_name_and_served_by_it(models: Path, file: Path
     outcome = CliRunner().invoke(command, ["pull", "my-qwen", "--from-gguf", str(file)])
     assert (outcome.exit_code, outcome.stdout) == (0, f"{models / 'my-qwen'}\n")
     assert CliRunner().invoke(command, ["path", "my-qwen"]).stdout == f"{models / 'my-qwen'}\n"
+    listed = CliRunner().invoke(command, ["list"]).stdout.splitlines()
+    assert listed[-1].split("\t") == ["my-qwen", "", "converted from GGUF", str(models / "my-qwen")]
     assert resolve("my-qwen", offline=True) == models / "my-qwen"
     assert load_runner(resolve("my-qwen"), dtype="float32", device="cpu", num_blocks=20).max_model_len == 256
     assert sorted(path.name for path in models.iterdir()) == [".my-qwen.lock", "my-qwen"]

@@ -131,7 +131,7 @@ def test_a_sentencepiece_model_serves_with_sentencepieces_own_ids(tmp_path: Path
         model_type=kind,
         byte_fallback=kind == "bpe",
         normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
+        remove_extra_whitespaces=kind == "unigram",
         hard_vocab_limit=False,
         minloglevel=2,
     )

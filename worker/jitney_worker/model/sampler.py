@@ -13,12 +13,13 @@ import math
 from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from jitney_worker.engine.protocol import RowFailure, Sampled, TokenLogprobs
-from jitney_worker.model.candidates import Candidates, Limits, filtered, within
+from jitney_worker.model.candidates import Candidates, leading, nucleus, within
 from jitney_worker.model.logprobs import token_logprobs
 from jitney_worker.model.noise import NOISE_REACH, gumbel
 from jitney_worker.model.processors import Edits, edit
@@ -28,6 +29,9 @@ SAMPLER_VERSION = 2
 
 2: min_p and logits processors. Version 1 does not know them, so it may not continue a job that has some.
 """
+
+Filter = Literal["none", "top_k", "top_p"]
+FILTERS: tuple[Filter, ...] = get_args(Filter)
 
 MIN_TEMPERATURE = 1e-3
 """Below it a row is greedy: logit / T could overflow float32."""
@@ -56,9 +60,11 @@ class SamplingRow:
     def is_greedy(self) -> bool:
         return not self.temperature >= MIN_TEMPERATURE  # NaN too, should one ever get past validation
 
-    def is_filtered(self, vocab_size: int) -> bool:
-        """True if top-k or top-p can remove a token."""
-        return 0 < self.top_k < vocab_size or self.top_p < 1.0
+    def filter_of(self, vocab_size: int) -> Filter:
+        """What decides how much of the row has to be looked at: top-k, if there is one."""
+        if 0 < self.top_k < vocab_size:
+            return "top_k"
+        return "top_p" if self.top_p < 1.0 else "none"
 
 
 def sample(logits: Tensor, rows: ListLike[SamplingRow]) -> list[Sampled | RowFailure]:
@@ -108,10 +114,12 @@ def _sample_edited(
 
 
 def _draw_some(token_ids: Tensor, logits: Tensor, top: Tensor, rows: ListLike[SamplingRow], which: list[int]) -> None:
-    """Draw for those of `which` that are not greedy; rows with filters apart from those without."""
+    """Draw for those of `which` that are not greedy; rows of each kind of filter apart from the others."""
     drawn = [i for i in which if not rows[i].is_greedy]
-    for with_filter in (False, True):
-        alike = [i for i in drawn if rows[i].is_filtered(logits.shape[-1]) is with_filter]
+    for kind in FILTERS:
+        alike = [i for i in drawn if rows[i].filter_of(logits.shape[-1]) == kind]
+        if kind == "top_k":
+            alike.sort(key=lambda i: rows[i].top_k)  # the largest k of some rows is how deep all of them are searched
         for some in _few_at_once(alike, logits):
             token_ids[some] = _draw(logits[some], top[some], [rows[i] for i in some])
 
@@ -123,22 +131,26 @@ def _few_at_once(which: list[int], logits: Tensor) -> Iterator[list[int]]:
 
 
 def _draw(logits: Tensor, top: Tensor, rows: list[SamplingRow]) -> Tensor:
-    """Gumbel-max over each row's allowed tokens; token ids [R]. All rows have top-k or top-p, or none."""
-    device, vocab_size = logits.device, logits.shape[-1]
-    temperatures = torch.tensor([row.temperature for row in rows], device=device)
-    scaled = logits / temperatures[:, None]
-    tops = top / temperatures
-    reach = _min_p_reach(rows, device)
-    if rows[0].is_filtered(vocab_size):
-        if reach is not None:
-            scaled.masked_fill_(scaled < (tops - reach)[:, None], -math.inf)
-        limits = Limits.of([row.top_k for row in rows], [row.top_p for row in rows], vocab_size, device)
-        candidates = filtered(scaled, tops, limits)
-    else:
-        candidates = within(scaled, tops, NOISE_REACH if reach is None else reach.clamp(max=NOISE_REACH))
-    keys = torch.tensor([row.key for row in rows], device=device)
+    """Gumbel-max over each row's allowed tokens; token ids [R]. All rows have the same kind of filter."""
+    temperatures = torch.tensor([row.temperature for row in rows], device=logits.device)
+    candidates = _allowed(logits / temperatures[:, None], top / temperatures, rows)
+    keys = torch.tensor([row.key for row in rows], device=logits.device)
     scores = candidates.values.double() + gumbel(keys[candidates.rows], candidates.token_ids)
     return _argmax_by_row(candidates, scores, len(rows))
+
+
+def _allowed(scaled: Tensor, tops: Tensor, rows: list[SamplingRow]) -> Candidates:
+    """What min_p, top-k and top-p leave, in that order; `scaled` is used up."""
+    device, kind = scaled.device, rows[0].filter_of(scaled.shape[-1])
+    reach = _min_p_reach(rows, device)
+    if kind == "none":
+        return within(scaled, tops, NOISE_REACH if reach is None else reach.clamp(max=NOISE_REACH))
+    if reach is not None:
+        scaled.masked_fill_(scaled < (tops - reach)[:, None], -math.inf)
+    top_p = torch.tensor([min(row.top_p, 1.0) for row in rows], dtype=torch.float64, device=device)
+    if kind == "top_p":
+        return nucleus(scaled, tops, top_p)
+    return leading(scaled, tops, [row.top_k for row in rows], top_p)
 
 
 def _min_p_reach(rows: list[SamplingRow], device: torch.device) -> Tensor | None:

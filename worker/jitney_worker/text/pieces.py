@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from jitney_worker.text.decoders import Step, steps_of
+from jitney_worker.text.decoders import steps_of
 from jitney_worker.text.files import TokenizerFiles
+from jitney_worker.text.steps import Step
 
 
 class Pieces:
