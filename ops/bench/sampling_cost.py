@@ -1,11 +1,12 @@
 """What each sampling option costs per step: the sampler alone, on random logits of a real vocabulary's size.
 
-    python ops/bench/sampling_cost.py [--rows 64] [--vocab 49152] [--rounds 15] [--threads 1] [--device cpu]
+    python -m ops.bench.sampling_cost [--rows 64] [--vocab 49152] [--rounds 15] [--threads 1] [--device cpu]
+        [--write FILE] [--json FILE]
 
-Prints microseconds per step for greedy and for sampled rows: without an option, then with it on every row, then on
-one row among others without. All variants take turns within each round, so that whatever else the machine does
-meets them alike. The figures are medians over rounds; "more" is the median of what a variant took more than the
-rows without an option in the same round.
+Microseconds per step for greedy and for sampled rows: without an option, then with it on every row, then on one row
+among others without. All variants take turns within each round, so that whatever else the machine does meets them
+alike. Times are medians over rounds; a ratio is the median of what a variant took in relation to the rows without an
+option in the same round.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+from ops.bench import page
 
 from jitney_worker.engine.protocol import ScheduledSequence
-from jitney_worker.engine.sequence import LogitRules, Sequence, SequenceId, SequenceParams, SequenceRequest
+from jitney_worker.engine.sequence import LogitRules, SequenceId, SequenceParams, SequenceRequest
+from jitney_worker.engine.sequence import Sequence as Running
 from jitney_worker.model.rows import SamplingRows
 from jitney_worker.model.sampler import sample
 
@@ -43,6 +46,7 @@ OPTIONS: dict[str, Change] = {
     "min_p 0.05": _params(min_p=0.05),
     "top_k 50": _params(top_k=50),
     "top_p 0.95": _params(top_p=0.95),
+    "top_k 50, top_p 0.95": _params(top_k=50, top_p=0.95),
     "presence_penalty 0.5": _rules(presence_penalty=0.5),
     "frequency_penalty 0.5": _rules(frequency_penalty=0.5),
     "repetition_penalty 1.1": _rules(repetition_penalty=1.1),
@@ -52,7 +56,20 @@ OPTIONS: dict[str, Change] = {
     "min_tokens 500": _params(min_tokens=500),
     "logprobs 5": _params(num_logprobs=5),
 }
-ONLY_WHEN_SAMPLED = ("min_p 0.05", "top_k 50", "top_p 0.95")
+ONLY_WHEN_SAMPLED = ("min_p 0.05", "top_k 50", "top_p 0.95", "top_k 50, top_p 0.95")
+PLACE = "sampling-cost"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One option on rows of one kind. us: microseconds per step; ratio: to no option, in the same round."""
+
+    rows: str
+    option: str
+    all_us: float
+    all_ratio: float
+    one_us: float
+    one_ratio: float
 
 
 @dataclass
@@ -91,7 +108,7 @@ def variant(num_rows: int, vocab_size: int, base: SequenceParams, change: Change
         output = tuple(torch.randint(5_000, (OUTPUT_TOKENS,), generator=draw).tolist())
         request = SequenceRequest(SequenceId(f"s{number}/0"), prompt, params, (0, 0.0, 0, number), output)
         stop = PROMPT_TOKENS + OUTPUT_TOKENS
-        scheduled.append(ScheduledSequence(Sequence.of(request), stop - 1, stop, True))
+        scheduled.append(ScheduledSequence(Running.of(request), stop - 1, stop, True))
     return Variant(scheduled, SamplingRows(vocab_size), [])
 
 
@@ -113,45 +130,74 @@ def peaked_logits(num_rows: int, vocab_size: int, *, seed: int) -> torch.Tensor:
     return logits.scatter_add_(1, favourites, 20.0 + torch.randn(num_rows, 8, generator=draw))
 
 
-def measure(num_rows: int, vocab_size: int, num_rounds: int, device: str) -> list[dict[str, object]]:
-    """One entry per kind of rows and option; prints them as they come."""
-    report: list[dict[str, object]] = []
+def measure(num_rows: int, vocab_size: int, num_rounds: int, device: str) -> list[Cost]:
+    """One entry per kind of rows and option; the first of each kind is of no option."""
+    report: list[Cost] = []
     for kind, temperature in (("greedy", 0.0), ("sampled", 1.0)):
         base = SequenceParams(10_000, temperature=temperature, seed=1, stop_token_ids=END_IDS)
         competitors = variants(num_rows, vocab_size, base)
+        turns = list(competitors.values())
         for number in range(num_rounds + 1):
             logits = peaked_logits(num_rows, vocab_size, seed=number).to(device)
-            for one in competitors.values():
+            for one in turns:
                 one.step(logits)
-        plain = competitors["", 0].costs[1:]
-        print(f"\n{kind:<24} {'all rows':>9} {'more':>8} {'one row':>9} {'more':>8}   µs per step, {num_rows} rows")
-        print(f"{'no option':<24} {statistics.median(plain):>9.0f}")
-        for name in dict.fromkeys(name for name, _ in competitors if name):
-            figures: list[float] = []
-            for num_changed in (num_rows, 1):
-                costs = competitors[name, num_changed].costs[1:]
-                more = [cost - without for cost, without in zip(costs, plain, strict=True)]
-                figures += [statistics.median(costs), statistics.median(more)]
-            print(f"{name:<24} {figures[0]:>9.0f} {figures[1]:>8.0f} {figures[2]:>9.0f} {figures[3]:>8.0f}")
-            names = ("all_us", "all_more_us", "one_us", "one_more_us")
-            report.append({"rows": kind, "option": name, **dict(zip(names, figures, strict=True))})
+            turns.append(turns.pop(0))  # the first one of a round finds cold caches
+        costs = {which: one.costs[1:] for which, one in competitors.items()}
+        plain = costs["", 0]
+        report.append(Cost(kind, "none", statistics.median(plain), 1.0, statistics.median(plain), 1.0))
+        for name in dict.fromkeys(name for name, _ in costs if name):
+            report.append(Cost(kind, name, *_figures(costs[name, num_rows], plain), *_figures(costs[name, 1], plain)))
     return report
 
 
-def main() -> None:
+def _figures(costs: Sequence[float], plain: Sequence[float]) -> tuple[float, float]:
+    ratios = [cost / without for cost, without in zip(costs, plain, strict=True)]
+    return statistics.median(costs), statistics.median(ratios)
+
+
+def text(report: Sequence[Cost], asked: argparse.Namespace, machine: str) -> str:
+    """The report as Markdown: what was measured, and a table."""
+    said = page.paragraph(
+        f"Microseconds per step of {asked.rows} rows of {asked.vocab:,} logits on {asked.device},",
+        f"{'one thread' if asked.threads == 1 else f'{asked.threads} threads'}, torch {torch.__version__};",
+        f"medians of {asked.rounds} rounds in which all of these took turns, and beside each its ratio to the same",
+        f"rows without an option in the same round. {machine}.",
+    )
+    head = ["rows", "option", "on all rows", "ratio", "on one row", "ratio"]
+    return f"{said}\n\n{page.table(head, [_cells(cost) for cost in report])}"
+
+
+def _cells(cost: Cost) -> list[str]:
+    """A row of the table; nobody has no option on one row."""
+    on_all = [f"{cost.all_us:,.0f}", page.times(cost.all_ratio, 1.0)]
+    on_one = [f"{cost.one_us:,.0f}", page.times(cost.one_ratio, 1.0)]
+    return [cost.rows, cost.option, *on_all, *(["", ""] if cost.option == "none" else on_one)]
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--vocab", type=int, default=49_152)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--write", type=Path, help="a document with a place for this table")
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    asked = arguments()
+    page.check_place(asked.write, PLACE)
+    machine = page.machine()
+    torch.set_num_threads(asked.threads)
     with torch.inference_mode():
-        report = measure(options.rows, options.vocab, options.rounds, options.device)
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+        report = measure(asked.rows, asked.vocab, asked.rounds, asked.device)
+    block = text(report, asked, machine)
+    print(block)
+    page.write(asked.write, PLACE, block)
+    if asked.json:
+        asked.json.write_text(json.dumps([asdict(cost) for cost in report], indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ async def say_with_prompt(job: ScriptedJob) -> None:
     """Two choices; what the model thinks of the prompt is in `started`."""
     await job.say("Hi", prompt_logprobs=LOGGED)
     await job.say("Ho", choice=1)
-    await job.say("", choice=1, finish_reason="length")
+    await job.say("", choice=1, finish_reason="stop")
     await job.finish(" you")
 
 

@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 from ops.bench import page
 
-DOCUMENT = page.ROOT / "docs" / "RELIABILITY.md"
-PLACES = re.findall(r"<!-- ([\w.-]+): written by python -m (\S+) (.*) -->", DOCUMENT.read_text())
+RELIABILITY, SAMPLING = (page.ROOT / "docs" / f"{name}.md" for name in ("RELIABILITY", "SAMPLING"))
+PLACES = [
+    (document, *place)
+    for document in (RELIABILITY, SAMPLING)
+    for place in re.findall(r"<!-- ([\w.-]+): written by python -m (\S+) (.*) -->", document.read_text())
+]
 
 
 def document_with(text: str = "") -> str:
@@ -57,15 +61,21 @@ def test_a_multiple_of_nothing_is_a_dash() -> None:
     assert (page.times(3.0, 2.0), page.times(3.0, 2.0, digits=1), page.times(3.0, 0.0)) == ("×1.50", "×1.5", "–")
 
 
-@pytest.mark.parametrize(("name", "module", "words"), PLACES)
-def test_the_command_of_every_place_is_one_that_writes_there(name: str, module: str, words: str) -> None:
+def test_both_documents_have_places() -> None:
+    assert {document for document, *_ in PLACES} == {RELIABILITY, SAMPLING}
+
+
+@pytest.mark.parametrize(("document", "name", "module", "words"), PLACES)
+def test_the_command_of_every_place_is_one_that_writes_there(
+    document: Path, name: str, module: str, words: str
+) -> None:
     """The line that a reader copies parses, and names the document that it stands in."""
     asked = importlib.import_module(module).arguments(shlex.split(words))
-    assert page.ROOT / asked.write == DOCUMENT
+    assert page.ROOT / asked.write == document
     page.check_place(page.ROOT / asked.write, name)
 
 
 def test_every_test_that_the_page_names_is_there() -> None:
-    named = set(re.findall(r"`(test_\w+\.py)`", DOCUMENT.read_text()))
+    named = set(re.findall(r"`(test_\w+\.py)`", RELIABILITY.read_text()))
     assert len(named) > 8
     assert [name for name in sorted(named) if not (page.ROOT / "tests" / "faults" / name).exists()] == []

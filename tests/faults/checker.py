@@ -161,6 +161,14 @@ def _order(who: str, events: list[Event]) -> Iterable[str]:
 def _words(who: str, events: list[Event], answer: Answer) -> Iterable[str]:
     """What was said is the beginning of what a run alone says."""
     told = [event for event in events if event.type == "tokens"]
+    numbers = {event.choice for event in told}
+    if numbers - set(range(len(answer.choices))):
+        yield f"{who}: choices {sorted(numbers)}, alone it has {len(answer.choices)}"
+    for number, choice in enumerate(answer.choices):
+        yield from _words_of_choice(f"{who} choice {number}", [e for e in told if e.choice == number], choice)
+
+
+def _words_of_choice(who: str, told: list[Event], answer: Answer) -> Iterable[str]:
     token_ids = tuple(token_id for event in told for token_id in event.token_ids)
     if token_ids != answer.token_ids[: len(token_ids)]:
         yield f"{who}: said {token_ids}, alone it says {answer.token_ids}"
@@ -178,7 +186,8 @@ def _words(who: str, events: list[Event], answer: Answer) -> Iterable[str]:
 
 def _ending(who: str, name: str, events: list[Event], answer: Answer, may_end_otherwise: Ending) -> Iterable[str]:
     end = events[-1]
-    num_tokens = sum(len(event.token_ids) for event in events if event.type == "tokens")
+    told = [event for event in events if event.type == "tokens"]
+    num_tokens = sum(len(event.token_ids) for event in told)
     usage = end.usage or {}
     if usage.get("completion_tokens") != num_tokens:
         yield f"{who}: usage says {usage.get('completion_tokens')} tokens, {num_tokens} were told"
@@ -186,18 +195,28 @@ def _ending(who: str, name: str, events: list[Event], answer: Answer, may_end_ot
         if not may_end_otherwise(name, end):
             yield f"{who}: ended as {end.type}: {end.error}"
         return
-    if num_tokens != len(answer.token_ids):
-        yield f"{who}: finished after {num_tokens} tokens, alone it says {len(answer.token_ids)}"
-    if (text := "".join(event.text for event in events)) != answer.text:
-        yield f"{who}: text {text!r}, alone {answer.text!r}"
+    if num_tokens != answer.num_tokens:
+        yield f"{who}: finished after {num_tokens} tokens, alone it says {answer.num_tokens}"
+    for number, choice in enumerate(answer.choices):
+        yield from _ending_of_choice(f"{who} choice {number}", [e for e in told if e.choice == number], choice)
     if usage.get("prompt_tokens") != answer.num_prompt_tokens:
         yield f"{who}: usage says {usage.get('prompt_tokens')} prompt tokens, there are {answer.num_prompt_tokens}"
-    reasons = [event.finish_reason for event in events if event.finish_reason is not None]
-    if reasons != [answer.finish_reason]:
-        yield f"{who}: finish reasons {reasons}, alone {answer.finish_reason}"
-    summed = [{"choice": 0, "finish_reason": answer.finish_reason, "num_tokens": len(answer.token_ids)}]
+    summed = [
+        {"choice": number, "finish_reason": choice.finish_reason, "num_tokens": len(choice.token_ids)}
+        for number, choice in enumerate(answer.choices)
+    ]
     if [dict(choice) for choice in end.choices or ()] != summed:
         yield f"{who}: ends with {end.choices}, alone {summed}"
+
+
+def _ending_of_choice(who: str, told: list[Event], answer: Answer) -> Iterable[str]:
+    if (text := "".join(event.text for event in told)) != answer.text:
+        yield f"{who}: text {text!r}, alone {answer.text!r}"
+    reasons = [event.finish_reason for event in told if event.finish_reason is not None]
+    if reasons != [answer.finish_reason]:
+        yield f"{who}: finish reasons {reasons}, alone {answer.finish_reason}"
+    elif told[-1].finish_reason is None:
+        yield f"{who}: goes on after its end"
 
 
 def _same_bytes(readings: list[_Reading]) -> Iterable[str]:

@@ -77,7 +77,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--stall-after-s", type=float, default=60.0)
     parser.add_argument("--drain-timeout-s", type=float, default=20.0)
     parser.add_argument("--step-s", type=float, default=0.02)
-    parser.add_argument("--seats", type=int, default=24)  # three workers have few to spare for 70 jobs: each gets some
+    parser.add_argument("--seats", type=int, default=28)  # three workers have few to spare for 70 jobs: each gets some
     parser.add_argument("--num-blocks", type=int, default=1024)
     parser.add_argument("--max-num-batched-tokens", type=int, default=64)
     parser.add_argument("--fingerprint", default="hash.1")

@@ -121,6 +121,81 @@ def test_a_doctored_ledger_is_caught(kind: str) -> None:
     assert said in str(caught.value)
 
 
+TWO = replace(ANSWER, logprobs=None, others=(Answer((21, 22), "xy", "stop", 5),))
+
+
+def of_two() -> Events:
+    """Choice 1 has ended when another worker goes on with choice 0."""
+
+    def said(seq: int, choice: int, index: int, token_ids: list[int], text: str, **more: Any) -> dict[str, Any]:
+        return {
+            "type": "tokens",
+            "seq": seq,
+            "choice": choice,
+            "index": index,
+            "token_ids": token_ids,
+            "text": text,
+        } | more
+
+    ends = [
+        {"choice": 0, "finish_reason": "length", "num_tokens": 4},
+        {"choice": 1, "finish_reason": "stop", "num_tokens": 2},
+    ]
+    return [
+        {"type": "started", "seq": 1, "attempt": 1, "prompt_tokens": 5, "cached_tokens": 0},
+        said(2, 0, 0, [11, 12], "ab"),
+        said(3, 1, 0, [21, 22], "xy", finish_reason="stop"),
+        {"type": "started", "seq": 4, "attempt": 2, "resumed_tokens": 4},
+        said(5, 0, 2, [13, 14], "cd", finish_reason="length"),
+        {"type": "finished", "seq": 6, "choices": ends, "usage": USAGE | {"completion_tokens": 6}},
+    ]
+
+
+def another_choice(told: Events) -> None:
+    told[2]["choice"] = 2
+
+
+def end_of_the_other(told: Events) -> None:
+    """Choice 1 stops like choice 0, and the other way round: their sum is right."""
+    told[2]["finish_reason"], told[4]["finish_reason"] = "length", "stop"
+
+
+def go_on(told: Events) -> None:
+    """The second worker begins choice 1, which had ended, anew and says nothing."""
+    told.insert(5, {**told[2], "seq": 6, "index": 2, "token_ids": [], "text": "", "finish_reason": None})
+    shifted(told, 6, 1)
+
+
+DOCTORED_CHOICES: dict[str, tuple[Callable[[Events], None], str]] = {
+    "a choice that nobody asked for": (another_choice, "choices [0, 2], alone it has 2"),
+    "a choice that is not there": (drop(2), "finished after 4 tokens, alone it says 6"),
+    "another token in the second choice": (change(2, token_ids=[21, 99]), "choice 1: said (21, 99)"),
+    "another text in the second choice": (change(2, text="xz"), "choice 1: text 'xz'"),
+    "tokens of one choice in the other": (change(4, choice=1), "choice 1: said (21, 22, 13, 14)"),
+    "the choices' reasons the other way round": (end_of_the_other, "choice 1: finish reasons ['length'], alone stop"),
+    "a choice that goes on after its end": (go_on, "choice 1: goes on after its end"),
+    "a second choice that is begun again": (change(2, index=1), "choice 1 goes on at token 1, not 0"),
+    "the end of one choice only": (
+        change(5, choices=[{"choice": 0, "finish_reason": "length", "num_tokens": 4}]),
+        "ends with",
+    ),
+}
+
+
+def test_a_good_run_of_two_choices_is_counted() -> None:
+    assert check(ledger_of(of_two()), {"a": TWO}).num_tokens == 6
+
+
+@pytest.mark.parametrize("kind", DOCTORED_CHOICES)
+def test_a_doctored_ledger_of_two_choices_is_caught(kind: str) -> None:
+    doctor, said = DOCTORED_CHOICES[kind]
+    told = of_two()
+    doctor(told)
+    with pytest.raises(Violation) as caught:
+        check(ledger_of(told), {"a": TWO})
+    assert said in str(caught.value)
+
+
 def test_an_answer_that_stops_too_soon_is_caught() -> None:
     longer = replace(ANSWER, token_ids=(*ANSWER.token_ids, 15), logprobs=None)
     told = [{name: value for name, value in event.items() if name != "logprobs"} for event in events()]

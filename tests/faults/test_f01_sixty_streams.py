@@ -28,14 +28,14 @@ async def test_kill_9_amid_sixty_streams_costs_a_pause_and_not_one_wrong_missing
     what each reader was given and in the log. How long the pause was is reported, beside the lease.
     """
     dying = {"w1": ["--at", f"{MOMENTS[moment]}:die"]}
-    victim, *_ = await field.start_workers("w1", "w2", "w3", options=dying, seats=NUM_STREAMS // 3)
+    victim, *_ = await field.start_workers("w1", "w2", "w3", options=dying, seats=NUM_STREAMS * 2 // 5)
     jobs = await field.load(seed, num_streams=NUM_STREAMS, num_bulk=0, asking=Asking(seed, (60, 120)))
     assert await victim.ended() == -signal.SIGKILL
     assert victim.said("at ") == [f"at {MOMENTS[moment]} die"]
     figures = report(await field.finished(f"sixty streams, {moment} #{seed}"))
     assert (figures.summary.num_accepted, figures.summary.num_finished) == (NUM_STREAMS, NUM_STREAMS)
     assert (figures.summary.num_otherwise, figures.summary.num_lost) == (0, 0)
-    assert figures.summary.num_tokens == sum(len(answer.token_ids) for answer in field.answers.values())
+    assert figures.summary.num_tokens == sum(answer.num_tokens for answer in field.answers.values())
     assert figures.num_takeovers > 0
     readers = [line.reader for line in field.ledger.of("event") if line.event.is_terminal]
     assert (readers.count("http"), readers.count("py")) == (NUM_STREAMS // 2, NUM_STREAMS // 2)

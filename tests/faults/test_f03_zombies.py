@@ -40,7 +40,8 @@ async def zombie_and_successor(field: Arena, seed: int, *options: str) -> tuple[
     """
     points = ["--at", "before:append:15:stop", "--at", "after:append:15:say"]
     zombie = await field.start_worker("w1", *points, *options)
-    jobs = await field.load(seed, num_streams=16, num_bulk=0, asking=Asking(seed, (60, 120)))
+    asking = Asking(seed, (60, 120), fixed={"n": 1})  # w2 must hold all of them before the first of them speaks
+    jobs = await field.load(seed, num_streams=16, num_bulk=0, asking=asking)
     await zombie.until("at before:append")
     held = sorted(await field.owned_by("w1"))
     await field.until(field.leases_are_over, "every lease over")

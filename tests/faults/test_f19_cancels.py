@@ -28,7 +28,7 @@ class Cancelling:
 
     def moment(self, asked: Asked) -> int:
         """A seq: none, any, the last but one, or the terminal one."""
-        last = len(self.arena.alone.answer(asked).token_ids) + 2
+        last = self.arena.alone.answer(asked).num_tokens + 2
         somewhere = self.chance.randint(1, last)
         return self.chance.choice((0, somewhere, somewhere, somewhere, last - 1, last))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import orjson
-from tests.faults.answers import Alone, Asking
+from tests.faults.answers import Alone, Asked, Asking
 from tests.faults.arena import Arena
 from tests.faults.conftest import Report
 from tests.faults.readers import PythonClient
@@ -17,11 +17,9 @@ OTHER_SALT = 77
 async def test_f20_fields_of_a_later_version_are_kept_and_passed_on(field: Arena, seed: int, report: Report) -> None:
     """In jobs and in events, over a change from the newer worker to an older one."""
     newer = await field.start_worker("w1", "--newer", "--at", "decode:12:die")
-    asked = Asking(seed).one(prompt=[5, 6, 7], temperature=0.0, max_tokens=60, ignore_eos=True)
-    for name in ("messages", "stop", "stop_token_ids", "seed", "logprobs"):
-        asked.fields.pop(name, None)
+    sampling = {"temperature": 0.0, "max_tokens": 60, "ignore_eos": True}
+    asked = Asked(f"f20-{seed}", {"prompt": [5, 6, 7], **sampling})
     field.answers[asked.name] = field.alone.answer(asked)
-    sampling = {name: asked.fields[name] for name in ("temperature", "max_tokens", "ignore_eos")}
     job_id = await submit_raw(
         field, asked.name, orjson.dumps({"v": 1, "prompt": [5, 6, 7], "sampling": sampling, "x_later": {"deep": [1]}})
     )

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ops.bench import page
 from small_gguf import small_model
 from typer.testing import CliRunner
 
@@ -52,6 +53,36 @@ def test_architectures_prints_a_line_for_every_row_of_the_tested_table() -> None
     assert sorted(line.split()[0] for line in lines) == sorted(row.model_type for row in ARCHITECTURES)
     assert ["llama", "native", "yes"] in [line.split() for line in lines]
     assert "bloom not served: takes no position ids" in [" ".join(line.split()) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("document", "place", "option"),
+    [("docs/MODELS.md", "architectures", "--markdown"), ("README.md", "architectures-summary", "--summary")],
+)
+def test_the_table_in_a_document_is_what_the_command_prints(document: str, place: str, option: str) -> None:
+    """Otherwise put the output of `jitney model architectures OPTION` there: the document has gone stale."""
+    text = (page.ROOT / document).read_text()
+    start, end = page.find_place(text, place)
+    assert f"<!-- {place}: written by jitney model architectures {option} -->" in text
+    assert text[start:end].strip() == CliRunner().invoke(command, ["architectures", option]).stdout.strip()
+
+
+def test_the_markdown_names_every_family_once_and_says_of_each_who_serves_it() -> None:
+    _, _, *lines = CliRunner().invoke(command, ["architectures", "--markdown"]).stdout.splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    served = {name.strip("`"): who for name, who, _ in cells}
+    expected = {row.model_type: "nobody" if row.served == "refused" else row.served for row in ARCHITECTURES}
+    assert (len(cells), served) == (len(ARCHITECTURES), expected)
+    assert ["`gpt_oss`", "transformers", "experts, sliding window, attention sinks"] in cells
+    assert ["`bloom`", "nobody", "takes no position ids"] in cells
+
+
+def test_the_summary_has_the_same_families_in_three_rows() -> None:
+    _, _, *lines = CliRunner().invoke(command, ["architectures", "--summary"]).stdout.splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert [title for title, _ in rows] == ["native decoder", "through transformers", "refused by name"]
+    for (_, names), served in zip(rows, ("native", "transformers", "refused"), strict=True):
+        assert names.split(", ") == sorted(row.model_type for row in ARCHITECTURES if row.served == served)
 
 
 def test_make_tiny_prints_the_directory_it_wrote(tmp_path: Path) -> None:

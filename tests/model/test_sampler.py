@@ -129,6 +129,14 @@ def test_top_p_reaches_deep_when_the_distribution_is_flat() -> None:
     assert ids(sample(logits, rows)) == expected
 
 
+def test_top_p_of_logits_so_large_that_float32_rounds_them_past_the_noise_takes_the_larger_ones() -> None:
+    """Divided by the temperature they lie around 5e8, where float32 numbers are 32 apart."""
+    logits = torch.full((20, 4_000), 5e5)
+    logits[:, ::2] -= 0.03125
+    rows = [SamplingRow(1e-3, 0, 1 - 1e-9, noise_key(1, 0, position)) for position in range(20)]
+    assert {token_id % 2 for token_id in ids(sample(logits, rows))} == {1}
+
+
 @pytest.mark.parametrize(
     "options",
     [{"top_k": 0}, {"top_k": -1}, {"top_k": 600}, {"top_k": 9_999_999}, {"top_k": 2**70}, {"top_p": 1.0}],

@@ -74,3 +74,35 @@ def test_rows_without_an_option_are_not_even_read_for_a_neighbour_that_has_one()
 def test_greedy_rows_with_processors_are_not_sorted(option: dict[str, Any]) -> None:
     seen = operations(rows_of(**option))
     assert not any("sort" in name or "topk" in name or "softmax" in name for name in seen), seen
+
+
+def sorted_sizes(logits: torch.Tensor, row: SamplingRow) -> list[int]:
+    """How many values each sort and topk was given, for one row."""
+    sizes: list[int] = []
+
+    class Sorts(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if str(func).startswith(("aten.sort", "aten.topk", "aten.kthvalue")):
+                sizes.append(args[0].numel())
+            return func(*args, **(kwargs or {}))
+
+    with Sorts():
+        sample(logits, [row])
+    return sizes
+
+
+@pytest.mark.parametrize("spread", [0.01, 3.0])
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_top_k_sorts_a_few_times_k_values_however_flat_the_row_is(spread: float, top_p: float) -> None:
+    """Four groups for each of k, and then not many more than k tokens."""
+    logits = torch.randn(1, 50_000, generator=torch.Generator().manual_seed(1)) * spread
+    sizes = sorted_sizes(logits, SamplingRow(1.0, 50, top_p))
+    assert 50 <= max(sizes) <= 4 * 50
+    assert len(sizes) == 3  # the groups' maxima, the tokens, and the places of those that stay
+
+
+def test_top_p_sorts_the_tokens_that_it_keeps_and_hardly_another() -> None:
+    logits = torch.randn(1, 50_000, generator=torch.Generator().manual_seed(1)) * 2.0
+    candidates, kept = sorted_sizes(logits, SamplingRow(1.0, 0, 0.9))
+    assert kept > 5_000
+    assert kept < candidates < 1.1 * kept

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 import small_tokenizers as small
 from transformers import AutoTokenizer
 
@@ -122,7 +123,6 @@ def test_a_sentencepiece_model_without_its_library_says_what_to_install(
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_a_sentencepiece_model_serves_with_sentencepieces_own_ids(tmp_path: Path, kind: str) -> None:
-    sentencepiece = pytest.importorskip("sentencepiece")
     (tmp_path / "text").write_text("\n".join(small.TEXT * 4))
     sentencepiece.SentencePieceTrainer.train(
         input=str(tmp_path / "text"),

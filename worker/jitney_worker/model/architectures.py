@@ -209,13 +209,3 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     *_refused("attends with indices", deepseek_v32={}),
     *_refused("makes masks of its own", doge=_HEAD_DIM),
 )
-
-
-def table() -> str:
-    """One line per family: its model_type, and who serves it, or why nobody does."""
-    width = max(len(row.model_type) for row in ARCHITECTURES)
-    lines = [f"{'family':<{width}}  served by     tested"]
-    for row in sorted(ARCHITECTURES, key=lambda row: (row.served == REFUSED, row.model_type)):
-        served = f"not served: {row.says}" if row.served == REFUSED else f"{row.served:<12}  yes"
-        lines.append(f"{row.model_type:<{width}}  {served}")
-    return "\n".join(lines)

@@ -70,9 +70,10 @@ def nucleus(scaled: Tensor, tops: Tensor, top_p: Tensor) -> Candidates:
 
 
 def _at_least_k(scaled: Tensor, top_k: Tensor, most: int) -> Tensor:
-    """A value of each row that k of its tokens or more reach, and few beyond those; -Inf for a large k. most: the largest.
+    """A value of each row that k of its tokens or more reach, and few beyond those; -Inf for a large k.
 
     The k-th largest of the maxima of 4k groups of tokens: whole rows are read once, and only the maxima are sorted.
+    most: the largest k.
     """
     num_rows, vocab_size = scaled.shape
     group_size = vocab_size // (GROUPS_PER_K * most)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from jitney.errors import JitneyError
-from jitney_worker.model.architectures import table
+from jitney_worker.model.architecture_tables import markdown, summary, table
 from jitney_worker.model.pull import pull
 from jitney_worker.model.registry import KNOWN_MODELS, imported_dir, imported_names, is_complete, model_dir
 from jitney_worker.model.resolve import fetch, model_path
@@ -59,9 +59,12 @@ def list_command() -> None:
 
 
 @model.command("architectures")
-def architectures_command() -> None:
+def architectures_command(
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="The table of docs/MODELS.md.")] = False,
+    as_summary: Annotated[bool, typer.Option("--summary", help="Its short form, as in the README.")] = False,
+) -> None:
     """Which families of models are served and tested, and which are refused and why."""
-    typer.echo(table())
+    typer.echo(summary() if as_summary else markdown() if as_markdown else table())
 
 
 @model.command("make-tiny")
