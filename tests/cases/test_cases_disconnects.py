@@ -193,7 +193,7 @@ async def test_readings_that_end_early_and_requests_that_fail_leave_no_subscript
             return answer.status
 
     async def names() -> dict[str, int]:
-        """Of this test: whoever else was on the server before it may still be leaving."""
+        """Of this test alone: the API that other tests share has connections of the same names."""
         found = [one["name"] for one in await redis.client_list() if one["id"] not in there_before]
         return {name: found.count(name) for name in found if name.startswith("jitney-") and name != "jitney-test"}
 
@@ -202,26 +202,18 @@ async def test_readings_that_end_early_and_requests_that_fail_leave_no_subscript
             while await redis.pubsub_channels(f"{Keys(queue_name).prefix}:tokens:*"):
                 pass
 
-    async def one_of_each() -> dict[str, int]:
-        """A connection that was given up under load may be a moment older than its end on the server."""
-        async with asyncio.timeout(LIVENESS_S):
-            while True:
-                found = await names()
-                if all(found.get(name, 0) <= 1 for name in single):
-                    return found
-
-    single = ("jitney-channel", "jitney-heartbeat", "jitney-bell")
     seen = []
     async with start_worker(engine={"max_num_seqs": 16, "check": False}):
         for start in range(0, 600, 100):
             statuses = []
-            for first in range(start, start + 100, 25):
-                statuses += await asyncio.gather(*(one(number) for number in range(first, first + 25)))
+            at_once = 100 if start == 0 else 25  # the first hundred open what the pools will ever hold
+            for first in range(start, start + 100, at_once):
+                statuses += await asyncio.gather(*(one(number) for number in range(first, first + at_once)))
             assert statuses.count(400) in (33, 34)
             assert statuses.count(200) == 100 - statuses.count(400)
             await no_channel()
-            seen.append(await one_of_each())
+            seen.append(await names())
         assert await client.generate([1], max_tokens=5, ignore_eos=True)
-    pools = {"jitney-api": 32, "jitney-log": 8, "jitney-worker-w1": 8, "jitney-worker-w1-claim": 2}
-    found = {name: number for name, number in seen[-1].items() if name not in single}
-    assert all(number <= pools[name] for name, number in found.items()), "no more than the pools hold"
+    single = ("jitney-channel", "jitney-heartbeat", "jitney-bell")
+    assert max(one.get(name, 0) for one in seen for name in single) == 1
+    assert sum(seen[-1].values()) <= sum(seen[1].values()) + 4
