@@ -18,6 +18,7 @@ from redis.exceptions import (
     TimeoutError,
 )
 
+from jitney.calls import words_of
 from jitney.errors import QueueUnavailable
 
 
@@ -69,9 +70,8 @@ def trouble_of(error: QueueUnavailable) -> Trouble:
     for kind, trouble in _BY_KIND:
         if isinstance(cause, kind):
             return trouble
-    # In a pipeline redis-py puts the command before the server's words.
-    said = str(cause).rpartition("of pipeline caused error: ")[2].lstrip("(\"'")
+    said = words_of(cause) if isinstance(cause, ResponseError) else ""
     for word, trouble in _BY_WORD:
-        if isinstance(cause, ResponseError) and said.startswith(word):
+        if said.startswith(word):
             return trouble
     return SILENT

@@ -18,13 +18,10 @@ from ops.bench.step_cost import IdleRunner
 from jitney.connection import connect
 from jitney.logs import configure
 from jitney_worker.build import build_crew, register
-from jitney_worker.engine.engine import LocalEngine
+from jitney_worker.crew import crew_of
 from jitney_worker.engine.settings import EngineSettings
-from jitney_worker.runtime.intake import ModelLimits
 from jitney_worker.runtime.worker import Crew, Worker
 from jitney_worker.settings import WorkerSettings, load_settings
-from jitney_worker.text.logprobs import LogprobSpeller
-from jitney_worker.text.rules import StopRules
 from jitney_worker.text.tokenizer import Tokenizer
 
 IDLE = "idle"
@@ -60,23 +57,13 @@ def crew(given: WorkerSettings, directory: Path, *, kind: str) -> Crew:
         max_num_seqs=options.max_num_seqs,
         enable_prefix_caching=False,
     )
-    stop_rules = StopRules(tokenizer)
-    engine = LocalEngine(engine_settings, IdleRunner(), stop_rules)
-    return Crew(
-        engine=engine,
-        tokenizer=tokenizer,
-        stop_rules=stop_rules,
-        spell_logprobs=LogprobSpeller(tokenizer),
-        limits=ModelLimits(
-            vocab_size=tokenizer.vocab_size,
-            max_model_len=MAX_MODEL_LEN,
-            max_sequence_len=MAX_MODEL_LEN,
-            eos_token_ids=tokenizer.eos_token_ids,
-        ),
+    return crew_of(
+        IdleRunner(),
+        engine_settings,
+        tokenizer,
         model=IDLE,
         queue=given.queue_name,
         fingerprint="idle.1",
-        features=dict(engine.features),
         worker_id="w1",
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from redis.exceptions import (
     ClusterDownError,
@@ -21,6 +21,8 @@ from jitney.connection import Redis
 from jitney.errors import QueueUnavailable
 from jitney.keys import Keys
 from jitney.topology import redirection
+
+_Item = TypeVar("_Item")
 
 _UNWILLING: Final = (OutOfMemoryError, ReadOnlyError, ClusterDownError, TryAgainError)
 """Refusals that redis-py knows, and whose code it strips; MASTERDOWN is a kind of CLUSTERDOWN there."""
@@ -57,14 +59,29 @@ def or_unavailable() -> Iterator[None]:
     try:
         yield
     except (ConnectionError, TimeoutError) as error:  # LOADING is a kind of the first
-        raise QueueUnavailable(f"Redis does not take the job: {error}") from error
+        raise QueueUnavailable(f"Redis does not answer: {error}") from error
     except ResponseError as error:
         if elsewhere := redirection(error):
-            raise QueueUnavailable(f"Redis does not take the job: {elsewhere}") from error
-        words = str(error).rpartition(_OF_A_PIPELINE)[2].lstrip("('\"")
-        if not (isinstance(error, _UNWILLING) or words.startswith(_UNWILLING_WORDS)):
+            raise QueueUnavailable(f"Redis does not answer: {elsewhere}") from error
+        if not (isinstance(error, _UNWILLING) or words_of(error).startswith(_UNWILLING_WORDS)):
             raise
-        raise QueueUnavailable(f"Redis refuses to write: {error}") from error
+        raise QueueUnavailable(f"Redis refuses just now: {error}") from error
+
+
+def words_of(error: ResponseError) -> str:
+    """What the server said, without what redis-py puts before it in a pipeline."""
+    return str(error).rpartition(_OF_A_PIPELINE)[2].lstrip("('\"")
+
+
+def is_wrong_kind(answer: object) -> bool:
+    """Something of another kind stands where a value of ours belongs: no fault of the server, and it will not pass."""
+    return isinstance(answer, ResponseError) and words_of(answer).startswith("WRONGTYPE")
+
+
+def slices(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
+    """All items in order, at most `size` at a time."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 def milliseconds(seconds: float | None) -> int:

@@ -18,6 +18,7 @@ from jitney.doctor import doctor
 from jitney.errors import InvalidJob, JitneyError
 from jitney.plugins import add_plugins, outcomes
 from jitney.result import Collector
+from jitney.sampling import SamplingParams
 
 app = typer.Typer(
     name="jitney",
@@ -50,6 +51,9 @@ def root(
 
 DEFAULT_MAX_TOKENS = 256
 """A small model that misses its end would otherwise talk until its context is full."""
+
+_OPTIONS = (*SamplingParams.model_fields, "band", "priority", "timeout_s")
+"""Of `enqueue`'s parameters those that the client takes by the same name."""
 
 
 @app.command()
@@ -95,33 +99,7 @@ def enqueue(
     idempotency_key: Annotated[str | None, typer.Option(help="A job with this key is enqueued once.")] = None,
 ) -> None:
     """Enqueue a job and stream its text."""
-    options: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "seed": seed,
-        "stop": stop,
-        "stop_token_ids": stop_token_ids,
-        "ignore_eos": ignore_eos,
-        "logprobs": logprobs,
-        "n": n,
-        "min_p": min_p,
-        "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty,
-        "repetition_penalty": repetition_penalty,
-        "allowed_token_ids": allowed_token_ids,
-        "bad_words": bad_words,
-        "min_tokens": min_tokens,
-        "include_stop_str_in_output": include_stop_str_in_output,
-        "skip_special_tokens": skip_special_tokens,
-        "prompt_logprobs": prompt_logprobs,
-        "echo": echo,
-        "truncate_prompt_tokens": truncate_prompt_tokens,
-        "band": band,
-        "priority": priority,
-        "timeout_s": timeout_s,
-    }
+    options: dict[str, Any] = {name: value for name, value in locals().items() if name in _OPTIONS}
     with outcomes():
         options["logit_bias"] = _biases(logit_bias)
         chat = None if messages is None else _read_messages(messages)

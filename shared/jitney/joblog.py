@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import ClusterDownError, ReadOnlyError, ResponseError
+from redis.exceptions import ClusterDownError, ReadOnlyError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from jitney.calls import or_unavailable
+from jitney.calls import is_wrong_kind, or_unavailable, slices
 from jitney.connection import Redis
 from jitney.errors import QueueUnavailable
 from jitney.keys import JobId, Keys, queue_of
@@ -77,9 +77,7 @@ class LogReader:
         One pipeline for up to 512 jobs.
         """
         moved: set[str] = set()
-        jobs = list(seen.items())
-        for start in range(0, len(jobs), _CHECKED_AT_ONCE):
-            some = jobs[start : start + _CHECKED_AT_ONCE]
+        for some in slices(list(seen.items()), _CHECKED_AT_ONCE):
             async with self._redis.pipeline(transaction=False) as pipe:
                 for job_id, _ in some:
                     pipe.hmget(Keys(queue_of(job_id)).job(job_id), ["state", "seq"])
@@ -101,7 +99,7 @@ class LogReader:
 
 def _is_news(answer: Any, newest: int) -> bool:
     """State and seq of a record, against the seq seen. A record that is none is news for its own readers alone."""
-    if isinstance(answer, ResponseError) and str(answer).startswith("WRONGTYPE"):
+    if is_wrong_kind(answer):
         return True
     if isinstance(answer, Exception):
         raise answer

@@ -67,7 +67,7 @@ def queue_of(job_id: str) -> str:
 
 
 class Keys:
-    """Names of one queue's keys, as in ARCHITECTURE.md section 4.
+    """Names of one queue's keys, as in ARCHITECTURE.md.
 
     annex: a word between the queue's name and the rest: keys that lie in the same slot and under the same
     rights as the queue's own, but that nobody looks at.

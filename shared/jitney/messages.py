@@ -188,6 +188,7 @@ class Event:
     def decode(cls, payload: bytes | str) -> Event:
         """The inverse of `encode`. Unknown fields of a newer writer are passed over."""
         fields = orjson.loads(payload)
+        lists: dict[str, Any] = {name: _tuple_or_none(fields.get(name)) for name in _LISTS}
         return cls(
             type=fields["type"],
             seq=fields["seq"],
@@ -195,11 +196,8 @@ class Event:
             index=fields.get("index", 0),
             token_ids=tuple(fields.get("token_ids", ())),
             text=fields.get("text", ""),
-            logprobs=_tuple_or_none(fields.get("logprobs")),
-            choices=_tuple_or_none(fields.get("choices")),
-            prompt_logprobs=_tuple_or_none(fields.get("prompt_logprobs")),
-            fingerprints=_tuple_or_none(fields.get("fingerprints")),
-            **{name: fields.get(name) for name in _OPTIONAL if name not in _LISTS},
+            **{name: fields.get(name) for name in _PLAIN},
+            **lists,
         )
 
 
@@ -217,9 +215,8 @@ _OPTIONAL: Final = (
     "error",
     "fingerprints",
 )
-
-
 _LISTS: Final = ("logprobs", "choices", "prompt_logprobs", "fingerprints")
+_PLAIN: Final = tuple(name for name in _OPTIONAL if name not in _LISTS)
 
 
 def _tuple_or_none(value: list[Any] | None) -> tuple[Any, ...] | None:

@@ -7,13 +7,13 @@ the channel of the same name, one message per event. `:ctl:<worker>` carries
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, Literal, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any, Final, Literal, cast
 
 import orjson
 
 from jitney import folding, replies, scripts
-from jitney.calls import milliseconds
+from jitney.calls import milliseconds, slices
 from jitney.connection import Redis
 from jitney.deadletters import DeadLetters
 from jitney.keys import Fence, JobId
@@ -70,8 +70,6 @@ APPEND_SLICE: Final = 64
 """Longer calls would hold up the server: 64 jobs take about a third of a millisecond."""
 
 LOG_PAGE: Final = 256
-
-_Item = TypeVar("_Item")
 
 
 class Queue(DeadLetters, Upkeep):
@@ -149,7 +147,7 @@ class Queue(DeadLetters, Upkeep):
                 [self.keys.counts],
                 [milliseconds(lease_s), *(word for job in part for word in (job.id, job.fence, job.band))],
             )
-            for part in _slices(held, RENEW_SLICE)
+            for part in slices(held, RENEW_SLICE)
         ]
         lost = await scripts.run_each(self.redis, scripts.load("renew"), calls)
         return {JobId(replies.text(id)) for reply in lost for id in reply}
@@ -159,7 +157,7 @@ class Queue(DeadLetters, Upkeep):
 
         May be repeated after a lost reply: what had been written is then not reported.
         """
-        parts = list(_slices(appends, APPEND_SLICE))
+        parts = list(slices(appends, APPEND_SLICE))
         answers = await scripts.run_each(
             self.redis, scripts.load("append"), [self._append_call(part) for part in parts]
         )
@@ -236,8 +234,3 @@ class Queue(DeadLetters, Upkeep):
                 *append.events,
             )
         return self._call(keys, arguments)
-
-
-def _slices(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

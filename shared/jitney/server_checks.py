@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from jitney.checks import Finding
-from jitney.topology import SERVED
+from jitney.topology import SERVED, num_nodes
 
 MIB: Final = 1 << 20
 FULL_SHARE: Final = 0.8
@@ -171,7 +171,7 @@ def check_cluster(seen: Seen) -> Finding:
     if seen.info.get("cluster_state") != "ok":
         found = f"its state is {seen.info.get('cluster_state', 'unknown')}"
         return Finding("cluster", "fail", found, "give every slot a node")
-    size = int(seen.info.get("cluster_size", 0))
+    size = num_nodes(seen.info)
     if size > 1:
         found = f"{size} nodes share the slots, and a client here speaks to one alone"
         return Finding("cluster", "fail", found, SERVED)

@@ -6,6 +6,7 @@ list of queues lies in other slots than the queues do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from redis.exceptions import AskError, ResponseError
@@ -27,9 +28,9 @@ async def cluster_facts(redis: Redis) -> dict[str, str]:
     return dict(line.split(":", 1) for line in _text(answer).splitlines() if ":" in line)
 
 
-def num_nodes(facts: dict[str, str]) -> int:
+def num_nodes(facts: Mapping[str, Any]) -> int:
     """Nodes that own slots; 0 for what is no cluster."""
-    size = facts.get("cluster_size", "0")
+    size = str(facts.get("cluster_size", 0))
     return int(size) if size.isdigit() else 0
 
 

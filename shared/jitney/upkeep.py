@@ -11,7 +11,7 @@ from typing import Final, Literal
 from redis.exceptions import ResponseError
 
 from jitney import folding, replies, scripts
-from jitney.calls import ScriptedQueue, milliseconds
+from jitney.calls import ScriptedQueue, is_wrong_kind, milliseconds, slices
 from jitney.keys import JobId
 from jitney.records import Backlog, Swept
 
@@ -46,7 +46,7 @@ class Upkeep(ScriptedQueue):
     ) -> Swept:
         """What no claim comes across: delayed jobs, deadlines in a jam, orphans of a build, counts, damage.
 
-        Every worker calls it once per lease with its own `fingerprint`, which also says that this build lives.
+        Every worker calls it once per lease or sooner, with its own `fingerprint`: this build lives.
         Costs one script (more only while each has a whole slice to do), and a `sweep` of one slice of the key space.
         """
         arguments: list[scripts.Argument] = [
@@ -99,10 +99,7 @@ class Upkeep(ScriptedQueue):
 
     async def _repair(self, names: Sequence[str], keep_s: int) -> list[list[bytes]]:
         """What was done: pairs of name and outcome."""
-        calls = [
-            self._call([self.keys.counts], [milliseconds(keep_s), *names[start : start + REPAIR_SLICE]])
-            for start in range(0, len(names), REPAIR_SLICE)
-        ]
+        calls = [self._call([self.keys.counts], [milliseconds(keep_s), *part]) for part in slices(names, REPAIR_SLICE)]
         answers = await scripts.run_each(self.redis, scripts.load("repair"), calls)
         return [pair for answer in answers for pair in answer]
 
@@ -126,7 +123,7 @@ class Upkeep(ScriptedQueue):
         try:
             outcome = await self.fold(id)
         except ResponseError as error:
-            if not str(error).startswith("WRONGTYPE"):
+            if not is_wrong_kind(error):
                 raise
             outcome = "changed"
         if outcome == "changed":

@@ -6,8 +6,8 @@ import time
 from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from redis.exceptions import ResponseError
 
+from jitney.calls import is_wrong_kind
 from jitney.connection import Redis
 from jitney.keys import Keys
 
@@ -108,7 +108,7 @@ async def list_workers(redis: Redis, queue: str) -> list[WorkerView]:
 
 
 def _view_of(answer: object) -> WorkerView | None:
-    if isinstance(answer, ResponseError) and str(answer).startswith("WRONGTYPE"):
+    if is_wrong_kind(answer):
         return None
     if isinstance(answer, Exception):
         raise answer

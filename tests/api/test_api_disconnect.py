@@ -106,6 +106,7 @@ async def test_after_the_grace_a_job_nobody_came_back_to_is_cancelled(start_api,
     job = await send_and_leave_when(api, worker.claim, "/v1/chat/completions", {**CHAT, "stream": True})
     # Not by following it: a reader would keep it alive.
     await until(lambda: state_of(worker, job.id), ("done", "cancelled"))
+    assert await worker.queue.counts() == (0, 0)
 
 
 async def state_of(worker: Any, job_id: str) -> tuple[str, str]:

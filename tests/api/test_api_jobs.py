@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from tests.api.api_wire import until
@@ -199,7 +200,11 @@ async def test_a_job_runs_on_whoever_asked_for_it(api, worker):
     job = await worker.claim()
     await job.finish("Hi")
 
+    async def standing() -> dict[str, Any]:
+        return await (await api.get(f"/v1/jobs/{job_id}")).json()
+
     async def status() -> str:
-        return (await (await api.get(f"/v1/jobs/{job_id}")).json())["status"]
+        return (await standing())["status"]
 
     await until(status, "finished")
+    assert (await standing())["choices"][0]["text"] == "Hi"

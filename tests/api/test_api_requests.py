@@ -355,14 +355,19 @@ async def test_min_tokens_is_held_against_the_limit_that_a_completion_has_by_def
 
 
 @pytest.mark.parametrize(
-    "field",
+    ("field", "held"),
     [
-        *({"top_k": 9_999_999}, {"top_k": 0}, {"top_k": -1}, {"temperature": 1e-6}, {"temperature": 0}, {"top_p": 1}),
-        *({"stop": None}, {"stop": []}, {"stop": "x"}, {"stop": ["x"]}, {"stop": ["x"] * 5}),
+        *(({"top_k": value}, value) for value in (9_999_999, 0, -1)),
+        *(({"temperature": value}, 0) for value in (1e-6, 0)),  # what is hardly above 0 is greedy
+        ({"top_p": 1}, 1),
+        *(({"stop": value}, ()) for value in (None, [])),
+        *(({"stop": value}, ("x",)) for value in ("x", ["x"])),
+        ({"stop": ["x"] * 5}, ("x",) * 5),
     ],
 )
-async def test_a_value_at_the_edge_of_its_range_is_accepted(api, worker, field):
-    await accepted(worker, api.chat(**field))
+async def test_a_value_at_the_edge_of_its_range_is_accepted_and_held(api, worker, field, held):
+    sampling = (await accepted(worker, api.chat(**field))).sampling
+    assert [getattr(sampling, name) for name in field] == [held]
 
 
 @pytest.mark.parametrize("missing", ["model", "messages"])

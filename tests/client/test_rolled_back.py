@@ -16,6 +16,7 @@ from jitney.async_client import AsyncClient
 from jitney.channel import ChannelReader
 from jitney.connection import Redis
 from jitney.errors import JobNotFound, StreamLost
+from jitney.follower import Follower
 from jitney.gathering import gather
 from jitney.keys import new_job_id
 
@@ -32,6 +33,12 @@ async def roll_back(redis: Redis, turn: Turn, seq: int) -> list[bytes]:
     await pipeline.execute()
     turn.seq, turn.num_tokens, turn.next_index[0] = seq, seq, seq
     return payloads[seq:]
+
+
+async def four_tokens(turn: Turn, stream: Follower) -> None:
+    """Said and read: the cursor stands at 4."""
+    await turn.say(*"abcd")
+    assert await texts(stream, upto=4) == ["a", "b", "c", "d"]
 
 
 async def reconnect(redis: Redis, turn: Turn) -> None:
@@ -64,8 +71,7 @@ async def test_a_log_that_is_written_again_byte_for_byte_goes_on_as_if_nothing_h
 ) -> None:
     """The reader meets the log while it is too short, and goes on once its worker has written what was missing."""
     async with patient.follow(turn.id) as stream:
-        await turn.say(*"abcd")
-        assert await texts(stream, upto=4) == ["a", "b", "c", "d"]
+        await four_tokens(turn, stream)
         lost = await roll_back(redis, turn, 2)
         await reconnect(redis, turn)
         assert await stream.read(0.3) == []
@@ -79,8 +85,7 @@ async def test_a_log_that_has_grown_again_before_its_reader_looks_is_the_same_on
     redis: Redis, turn: Turn, patient: ChannelReader
 ) -> None:
     async with patient.follow(turn.id) as stream:
-        await turn.say(*"abcd")
-        assert await texts(stream, upto=4) == ["a", "b", "c", "d"]
+        await four_tokens(turn, stream)
         await turn.say_again(await roll_back(redis, turn, 2))
         await reconnect(redis, turn)
         await turn.finish("e")
@@ -93,8 +98,7 @@ async def test_a_log_with_other_events_behind_the_cursor_is_told_and_nothing_of_
 ) -> None:
     """It has the same number of events as before, or more: the number alone says nothing."""
     async with patient.follow(turn.id) as stream:
-        await turn.say(*"abcd")
-        assert await texts(stream, upto=4) == ["a", "b", "c", "d"]
+        await four_tokens(turn, stream)
         await roll_back(redis, turn, 2)
         await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
         await turn.say("C", "D", *"more"[:more])
@@ -107,8 +111,7 @@ async def test_other_events_are_noticed_on_a_connection_that_was_never_lost(
 ) -> None:
     """The next event goes on at another token than the last one read: the log is asked, and is another one."""
     async with patient.follow(turn.id) as stream:
-        await turn.say(*"abcd")
-        assert await texts(stream, upto=4) == ["a", "b", "c", "d"]
+        await four_tokens(turn, stream)
         await roll_back(redis, turn, 2)
         await turn.start()  # another claim's first words: `started` stands where a token stood
         await turn.say("d")

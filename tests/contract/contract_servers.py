@@ -46,7 +46,7 @@ class ClusterNode(EmbeddedServer):
         give_up_at = time.monotonic() + LIVENESS_S
         while not self._is_whole():
             assert time.monotonic() < give_up_at, "the cluster did not come up"
-            time.sleep(0.01)
+            time.sleep(0.01)  # between two questions: a node tells nobody that its cluster has become whole
 
     def _is_whole(self) -> bool:
         told = self.call("CLUSTER", "INFO")  # a dict here, text there: as redis-py likes

@@ -71,7 +71,6 @@ class Job:
     is_due: bool = False
     is_late: bool = False
     prompt_ids: bytes | None = None
-    ended_by_script: bool = False
 
     @property
     def is_bound(self) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from contract_driver import LEASE_S, Driver
 from contract_servers import SERVERS, running
 from histories import History
-from redis.exceptions import ReadOnlyError
+from redis.exceptions import NoPermissionError, ReadOnlyError
 
 from jitney import scripts
 from jitney.connection import Redis, connect
@@ -108,6 +108,8 @@ async def test_whole_histories_run_as_a_user_of_one_queue(own_server: EmbeddedSe
     rights = [f"~{tag}:*", f"&{tag}:*", "+@all", "-@dangerous", "-@admin"]
     await admin.execute_command("ACL", "SETUSER", "jit", "on", f">{password}", *rights)
     client = connect(f"redis://jit:{password}@127.0.0.1:{own_server.port}/0")
+    with pytest.raises(NoPermissionError):
+        await client.get(f"{{jitney:{queue_name}-other}}:card")
     await History(Queue(client, queue_name), 1).run()
     await bury_requeue_and_drop(Driver(Queue(client, queue_name)))
     await client.aclose()

@@ -57,6 +57,7 @@ def test_a_killed_up_takes_its_children_with_it(tiny_model: Path, tmp_path: Path
     with program(*up(tiny_model, tmp_path)) as stack:
         stack.until_line("ready ")
         pids = children_of(stack.pid)
+        assert len(pids) >= 3
         stack.kill()
         stack.wait()
     until_gone(pids)

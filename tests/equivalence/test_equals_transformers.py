@@ -54,7 +54,7 @@ def hidden_and_logits(runner: TorchRunner, token_ids: list[int], num_layers: int
         return hidden, decoder.logits(hidden)
 
 
-def check_layer_by_layer(directory: Path, runner: TorchRunner, token_ids: list[int]) -> None:
+def assert_equal_layer_by_layer(directory: Path, runner: TorchRunner, token_ids: list[int]) -> None:
     """transformers' last hidden state has been through the final norm, so logits stand for it."""
     with torch.inference_mode():
         expected = reference(directory)(torch.tensor([token_ids]), output_hidden_states=True)
@@ -69,7 +69,7 @@ def check_layer_by_layer(directory: Path, runner: TorchRunner, token_ids: list[i
 def test_hidden_states_and_logits_agree_layer_by_layer(tiny_directory: Callable[[str], Path], variant: str) -> None:
     directory = tiny_directory(variant)
     runner = load_runner(directory, dtype="float32", device="cpu", num_blocks=20)
-    check_layer_by_layer(directory, runner, list(prompt(100, seed=1)))
+    assert_equal_layer_by_layer(directory, runner, list(prompt(100, seed=1)))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -130,4 +130,4 @@ def test_smollm2_greedy_tokens_equal_generate(
 def test_smollm2_logits_agree_layer_by_layer(
     smollm2: TorchRunner, smollm2_directory: Path, chat_asks: list[Ask]
 ) -> None:
-    check_layer_by_layer(smollm2_directory, smollm2, list(chat_asks[0].prompt_ids))
+    assert_equal_layer_by_layer(smollm2_directory, smollm2, list(chat_asks[0].prompt_ids))

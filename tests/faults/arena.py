@@ -9,7 +9,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tests.faults.answers import Alone
 from tests.faults.children import Child
@@ -28,6 +28,8 @@ from jitney.tasks import end_tasks
 class Arena(Crowd):
     """Everything of one test. Processes die with it."""
 
+    worker_module: ClassVar[str] = "tests.faults.hash_worker"
+
     async def start_worker(self, name: str, *options: str, proxy: Proxy | None = None, **flags: Any) -> Child:
         """One worker that is ready. flags: as `hash_worker`'s, `lease_s=1` for `--lease-s 1`."""
         child = await self.launch_worker(name, *options, proxy=proxy, **flags)
@@ -42,20 +44,23 @@ class Arena(Crowd):
         environment: Mapping[str, str] | None = None,
         **flags: Any,
     ) -> Child:
-        given = {"lease_s": self.lease_s, "step_s": self.step_s, **flags}
-        words = [word for flag, value in given.items() for word in (f"--{flag.replace('_', '-')}", str(value))]
+        given = {**self.worker_flags(), **flags}
         child = await Child.start(
             name,
-            "tests.faults.hash_worker",
+            self.worker_module,
             *("--redis-url", self.url(proxy), "--queue", self.queue_name, "--id", name),
-            *("--tokenizer", str(self.tokenizer), "--tally", str(self.folder / f"{name}.tally")),
-            *words,
+            *("--tally", str(self.folder / f"{name}.tally")),
+            *(word for flag, value in given.items() for word in (f"--{flag.replace('_', '-')}", str(value))),
             *options,
             ledger=self.ledger,
             environment=environment,
         )
         self.workers[name] = child
         return child
+
+    def worker_flags(self) -> dict[str, Any]:
+        """What every worker is told unless a test says otherwise."""
+        return {"tokenizer": self.tokenizer, "lease_s": self.lease_s, "step_s": self.step_s}
 
     async def start_workers(
         self, *names: str, options: dict[str, list[str]] | None = None, **flags: Any

@@ -24,14 +24,11 @@ from jitney.cards import write_card
 from jitney.connection import connect
 from jitney.logs import configure
 from jitney.messages import Event
-from jitney_worker.engine.engine import LocalEngine
+from jitney_worker.crew import crew_of
 from jitney_worker.engine.protocol import ModelOutput, SchedulerOutput
 from jitney_worker.engine.settings import EngineSettings
-from jitney_worker.runtime.intake import ModelLimits
 from jitney_worker.runtime.worker import Crew, Worker
 from jitney_worker.settings import WorkerSettings, load_settings
-from jitney_worker.text.logprobs import LogprobSpeller
-from jitney_worker.text.rules import StopRules
 from jitney_worker.text.tokenizer import Tokenizer
 
 
@@ -107,9 +104,7 @@ def settings_of(asked: argparse.Namespace) -> WorkerSettings:
     )
 
 
-def crew_of(asked: argparse.Namespace, settings: WorkerSettings) -> Crew:
-    tokenizer = Tokenizer.load(asked.tokenizer)
-    stop_rules = StopRules(tokenizer)
+def make_crew(asked: argparse.Namespace, settings: WorkerSettings) -> Crew:
     tally = os.open(asked.tally, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     runner = TimedRunner(SeededHashModel(salt=asked.salt), Points(asked.at), asked.step_s, tally, Witness())
     runner.points.around_scripts()
@@ -121,22 +116,13 @@ def crew_of(asked: argparse.Namespace, settings: WorkerSettings) -> Crew:
         max_num_batched_tokens=max(asked.seats, asked.max_num_batched_tokens),
         long_prefill_token_threshold=16,  # most prompts take several steps
     )
-    engine = LocalEngine(engine_settings, runner, stop_rules)
-    return Crew(
-        engine=engine,
-        tokenizer=tokenizer,
-        stop_rules=stop_rules,
-        spell_logprobs=LogprobSpeller(tokenizer),
-        limits=ModelLimits(
-            vocab_size=tokenizer.vocab_size,
-            max_model_len=MAX_MODEL_LEN,
-            max_sequence_len=engine_settings.max_sequence_tokens,
-            eos_token_ids=tokenizer.eos_token_ids,
-        ),
+    return crew_of(
+        runner,
+        engine_settings,
+        Tokenizer.load(asked.tokenizer),
         model="hash",
         queue=settings.queue_name,
         fingerprint=asked.fingerprint,
-        features=dict(engine.features),
         worker_id=asked.id,
     )
 
@@ -160,7 +146,7 @@ async def serve(asked: argparse.Namespace) -> int:
     mutate_scripts(asked.mutate)
     for protection in asked.without:
         WITHOUT[protection]()
-    crew = crew_of(asked, settings)
+    crew = make_crew(asked, settings)
     redis = connect(settings.redis_url, name="register")
     await write_card(redis, crew.queue, crew.card())
     await redis.aclose()

@@ -160,7 +160,7 @@ class Proxy:
         with contextlib.suppress(ConnectionError, OSError):
             while received := await reader.read(CHUNK):
                 if self.delay_s:
-                    await asyncio.sleep(self.delay_s)
+                    await asyncio.sleep(self.delay_s)  # this is the latency, not a wait for something
                 await self._open[way].wait()
                 if way in self._dropping:
                     continue

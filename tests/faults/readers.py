@@ -35,6 +35,11 @@ async def ask(port: int, method: str, path: str, body: Any = None, **headers: st
         raise
 
 
+async def back_off(attempt: int) -> None:
+    """As a client does that has been refused: the pause is what it does, not a wait for something."""
+    await asyncio.sleep(pause_s(attempt))
+
+
 class Gone(Exception):
     """The API says that nothing more will come."""
 
@@ -55,7 +60,7 @@ class PythonClient:
                 job = await self.client.enqueue(idempotency_key=asked.name, **asked.fields)
             except _REFUSED as error:
                 self.ledger.refused(asked.name, error)
-                await asyncio.sleep(pause_s(attempt))
+                await back_off(attempt)
                 attempt += 1
             else:
                 self.ledger.accepted(asked.name, job.id)
@@ -74,7 +79,7 @@ class PythonClient:
                 return
             except QueueUnavailable as error:
                 self.ledger.broken(asked.name, job_id, self.reader, error)
-                await asyncio.sleep(pause_s(attempt))
+                await back_off(attempt)
                 attempt += 1
             except (StreamLost, JobNotFound) as error:
                 self.ledger.lost(asked.name, job_id, self.reader, error)
@@ -117,7 +122,7 @@ class HttpClient:
                 return str(said["id"])
             assert answer is None or answer.status in (429, 503, 404), f"{answer.status}: {said}"
             self.ledger.refused(asked.name, f"{answer.status if answer else 'no answer'}: {said}")
-            await asyncio.sleep(pause_s(attempt))
+            await back_off(attempt)
             attempt += 1
 
     async def read(
@@ -139,7 +144,7 @@ class HttpClient:
                 return
             except _HTTP_TROUBLE as error:
                 self.ledger.broken(asked.name, job_id, self.reader, error)
-                await asyncio.sleep(pause_s(attempt))
+                await back_off(attempt)
                 attempt += 1
 
     def _port(self, attempt: int) -> int:

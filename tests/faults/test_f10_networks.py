@@ -17,8 +17,6 @@ from tests.faults.pace import CALM_LEASE_S
 from tests.faults.proxy import Proxy
 from tests.faults.readers import ask
 
-from jitney.connection import Redis
-
 MAX_UNPUBLISHED_STEPS = 8
 
 
@@ -131,11 +129,6 @@ async def test_f10_an_api_that_cannot_reach_redis_says_so(field: Arena, seed: in
         answer = await ask(port, "POST", "/v1/jobs", body)
         assert answer.status == 202
         await answer.close()
-
-
-async def is_in_sync(replica: Redis) -> bool:
-    told = await replica.info("replication")
-    return bool(told["master_link_status"] == "up" and not told["master_sync_in_progress"])
 
 
 @pytest.mark.parametrize("reply", ["READONLY", "MASTERDOWN"])

@@ -12,16 +12,13 @@ from typing import Any, Protocol, TypeVar
 
 from tests.engine.scripted_model import solo
 
-from jitney_worker.engine.engine import LocalEngine
+from jitney_worker.crew import crew_of
 from jitney_worker.engine.protocol import ModelOutput, ModelRunner, SchedulerOutput
 from jitney_worker.engine.sequence import SequenceId, SequenceParams, SequenceRequest
 from jitney_worker.engine.settings import EngineSettings
 from jitney_worker.runtime.choice import job_id_of
-from jitney_worker.runtime.intake import ModelLimits
 from jitney_worker.runtime.worker import Crew, Worker
 from jitney_worker.settings import WorkerSettings
-from jitney_worker.text.logprobs import LogprobSpeller
-from jitney_worker.text.rules import StopRules
 from jitney_worker.text.tokenizer import Tokenizer
 
 LIVENESS_S = 30.0
@@ -128,23 +125,13 @@ class StartWorker(Protocol):
 def crew(settings: WorkerSettings, tokenizer: Tokenizer, runner: ModelRunner, engine: dict[str, Any]) -> Crew:
     options = {"max_model_len": MAX_MODEL_LEN, "num_blocks": 256, "max_num_seqs": 4, "check": True, **engine}
     engine_settings = EngineSettings(policy=settings.engine.policy, **options)
-    stop_rules = StopRules(tokenizer)
-    local = LocalEngine(engine_settings, runner, stop_rules)
-    return Crew(
-        engine=local,
-        tokenizer=tokenizer,
-        stop_rules=stop_rules,
-        spell_logprobs=LogprobSpeller(tokenizer),
-        limits=ModelLimits(
-            vocab_size=tokenizer.vocab_size,
-            max_model_len=MAX_MODEL_LEN,
-            max_sequence_len=engine_settings.max_sequence_tokens,
-            eos_token_ids=tokenizer.eos_token_ids,
-        ),
+    return crew_of(
+        runner,
+        engine_settings,
+        tokenizer,
         model="hash",
         queue=settings.queue_name,
         fingerprint="hash.1",
-        features=dict(local.features),
         worker_id=settings.worker.id or "w1",
     )
 

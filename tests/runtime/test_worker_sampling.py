@@ -54,6 +54,23 @@ def ids_of(events: list[Event], choice: int = 0) -> tuple[int, ...]:
     return tuple(token_id for event in events if event.choice == choice for token_id in event.token_ids)
 
 
+async def begun_elsewhere(queue: Queue, prompt_ids: list[int], *tokens: Event) -> None:
+    """The only job has had an owner that stored these ids of its prompt, said these tokens and gave it back."""
+    (delivery,) = (await queue.claim("other", "n1", credit=1, fingerprint="hash.1", lease_s=60)).deliveries
+    started = Event("started", 1, attempt=1, prompt_tokens=len(prompt_ids), cached_tokens=0)
+    append = Append(
+        delivery.id,
+        delivery.fence,
+        1,
+        sum(len(event.token_ids) for event in tokens),
+        [event.encode() for event in (started, *tokens)],
+        prompt_ids=pack_ids(prompt_ids),
+        num_prompt_tokens=len(prompt_ids),
+    )
+    assert await queue.append([append]) == []
+    await queue.release(delivery.id, delivery.fence)
+
+
 async def test_every_option_reaches_the_model_by_its_name(
     start_worker: StartWorker, client: AsyncClient, tokenizer: Tokenizer
 ) -> None:
@@ -151,26 +168,13 @@ async def test_choices_are_resumed_each_where_its_own_part_of_the_log_ends(
     start_worker: StartWorker, client: AsyncClient, redis: Redis, queue_name: str
 ) -> None:
     """Choice 0 had ended by a stop string, 1 was in the middle, 2 had not begun: one ends, two go on."""
-    queue = Queue(redis, queue_name)
     job = await client.enqueue(PROMPT, n=3, max_tokens=12, ignore_eos=True, stop=["never said"])
-    claimed = await queue.claim("other", "n1", credit=1, fingerprint="hash.1", lease_s=60)
-    (delivery,) = claimed.deliveries
-    written = [
-        Event("started", 1, attempt=1, prompt_tokens=3, cached_tokens=0),
+    await begun_elsewhere(
+        Queue(redis, queue_name),
+        PROMPT,
         Event("tokens", 2, index=0, token_ids=said(0, 12)[:4], text="", finish_reason="stop"),
         Event("tokens", 3, choice=1, index=0, token_ids=said(1, 12)[:5], text=""),
-    ]
-    append = Append(
-        delivery.id,
-        delivery.fence,
-        1,
-        9,
-        [event.encode() for event in written],
-        prompt_ids=pack_ids(PROMPT),
-        num_prompt_tokens=3,
     )
-    assert await queue.append([append]) == []
-    await queue.release(delivery.id, delivery.fence)
     model = Watched()
     async with start_worker(model):
         result = await job.result(LIVENESS_S)
@@ -258,27 +262,11 @@ async def test_echo_begins_each_choice_with_the_prompt_as_it_was_sent(
 async def test_what_has_been_echoed_is_not_echoed_by_the_next_owner(
     start_worker: StartWorker, client: AsyncClient, tokenizer: Tokenizer, redis: Redis, queue_name: str
 ) -> None:
-    queue = Queue(redis, queue_name)
     job = await client.enqueue(PROMPT, echo=True, max_tokens=6, ignore_eos=True)
-    claimed = await queue.claim("other", "n1", credit=1, fingerprint="hash.1", lease_s=60)
-    (delivery,) = claimed.deliveries
     answer = said(0, 6)
     prompt_text, first = tokenizer.decode(PROMPT), tokenizer.decode(answer[:1])
-    written = [
-        Event("started", 1, attempt=1, prompt_tokens=3, cached_tokens=0),
-        Event("tokens", 2, index=0, token_ids=answer[:1], text=prompt_text + first),
-    ]
-    append = Append(
-        delivery.id,
-        delivery.fence,
-        1,
-        1,
-        [event.encode() for event in written],
-        prompt_ids=pack_ids(PROMPT),
-        num_prompt_tokens=3,
-    )
-    assert await queue.append([append]) == []
-    await queue.release(delivery.id, delivery.fence)
+    begun = Event("tokens", 2, index=0, token_ids=answer[:1], text=prompt_text + first)
+    await begun_elsewhere(Queue(redis, queue_name), PROMPT, begun)
     async with start_worker():
         result = await job.result(LIVENESS_S)
     assert result.token_ids == answer
@@ -315,26 +303,10 @@ async def test_a_prompt_is_cut_once_whatever_the_next_owner_would_have_kept(
     start_worker: StartWorker, client: AsyncClient, redis: Redis, queue_name: str
 ) -> None:
     """With -1 it depends on the owner's cache; the log goes on from the ids that the first one stored."""
-    queue = Queue(redis, queue_name)
     job = await client.enqueue([1, 2, 3, 4, 5, 6], truncate_prompt_tokens=-1, max_tokens=508, ignore_eos=True)
-    claimed = await queue.claim("other", "n1", credit=1, fingerprint="hash.1", lease_s=60)
-    (delivery,) = claimed.deliveries
     kept = [2, 3, 4, 5, 6]
-    written = [
-        Event("started", 1, attempt=1, prompt_tokens=5, cached_tokens=0),
-        Event("tokens", 2, index=0, token_ids=said(0, 1, kept), text=""),
-    ]
-    append = Append(
-        delivery.id,
-        delivery.fence,
-        1,
-        1,
-        [event.encode() for event in written],
-        prompt_ids=pack_ids(kept),
-        num_prompt_tokens=5,
-    )
-    assert await queue.append([append]) == []
-    await queue.release(delivery.id, delivery.fence)
+    begun = Event("tokens", 2, index=0, token_ids=said(0, 1, kept), text="")
+    await begun_elsewhere(Queue(redis, queue_name), kept, begun)
     async with start_worker():
         result = await job.result(LIVENESS_S)
     assert result.token_ids == said(0, 507, kept)

@@ -72,10 +72,6 @@ JOINED = "{% for message in messages %}<|{{ message.name }}|>{{ message.content 
 BARE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
-def with_template(kind: Callable[..., Path], directory: Path, template: str) -> Path:
-    return kind(directory, template=template)
-
-
 def theirs(directory: Path, messages: list[dict[str, Any]], **options: Any) -> list[int]:
     """What transformers makes of the same files and messages."""
     tokenizer = AutoTokenizer.from_pretrained(directory)

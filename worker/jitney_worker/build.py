@@ -12,17 +12,14 @@ from jitney.connection import Redis
 from jitney.errors import SettingsError
 from jitney.topology import refuse_several_nodes
 from jitney.workers import unix_now
-from jitney_worker.engine.engine import LocalEngine
+from jitney_worker.crew import crew_of
 from jitney_worker.engine.settings import EngineSettings
 from jitney_worker.model.choice import served_config
 from jitney_worker.model.fingerprint import fingerprint
 from jitney_worker.model.resolve import resolve
 from jitney_worker.model.runner import TorchRunner, load_runner
-from jitney_worker.runtime.intake import ModelLimits
 from jitney_worker.runtime.worker import Crew
 from jitney_worker.settings import WorkerSettings
-from jitney_worker.text.logprobs import LogprobSpeller
-from jitney_worker.text.rules import StopRules
 from jitney_worker.text.tokenizer import Tokenizer
 
 SEATS_ON_CPU = 64
@@ -43,25 +40,19 @@ def build_crew(settings: WorkerSettings) -> Crew:
         block_size=options.block_size,
         num_threads=settings.num_threads,
     )
-    stop_rules = StopRules(tokenizer)
-    engine = LocalEngine(_engine_settings(settings, runner), runner, stop_rules)
-    max_model_len = _max_model_len(settings, runner)
-    return Crew(
-        engine=engine,
-        tokenizer=tokenizer,
-        stop_rules=stop_rules,
-        spell_logprobs=LogprobSpeller(tokenizer),
-        limits=ModelLimits(
-            vocab_size=runner.vocab_size,
-            max_model_len=max_model_len,
-            max_sequence_len=engine.settings.max_sequence_tokens,
-            eos_token_ids=frozenset(runner.eos_token_ids) | frozenset(tokenizer.eos_token_ids),
-        ),
+    return crew_of(
+        runner,
+        _engine_settings(settings, runner),
+        tokenizer,
         model=settings.model_name,
         queue=settings.queue_name,
         fingerprint=fingerprint(directory, runner.dtype, tokenizer.digest),
-        features={**engine.features, "dtype": runner.dtype, "device": runner.device, "decoder": runner.config.source},
         worker_id=settings.worker.id or f"{socket.gethostname()[:32]}-{os.getpid()}-{uuid.uuid4().hex[:6]}",
+        vocab_size=runner.vocab_size,
+        eos_token_ids=runner.eos_token_ids,
+        dtype=runner.dtype,
+        device=runner.device,
+        decoder=runner.config.source,
     )
 
 

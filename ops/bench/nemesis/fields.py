@@ -9,13 +9,11 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tests.faults.answers import Alone
 from tests.faults.arena import Arena
-from tests.faults.children import Child
 from tests.faults.ledger import Ledger
-from tests.faults.proxy import Proxy
 
 from jitney.embedded import EmbeddedServer
 from jitney.tasks import end_tasks
@@ -64,27 +62,10 @@ MODELS = {
 class ModelArena(Arena):
     """An arena whose workers have a real model. `tokenizer` is its directory."""
 
-    async def launch_worker(
-        self,
-        name: str,
-        *options: str,
-        proxy: Proxy | None = None,
-        environment: Mapping[str, str] | None = None,
-        **flags: Any,
-    ) -> Child:
-        given = {"lease_s": self.lease_s, **flags}
-        child = await Child.start(
-            name,
-            "ops.bench.nemesis.model_worker",
-            *("--redis-url", self.url(proxy), "--queue", self.queue_name, "--id", name),
-            *("--model", str(self.tokenizer), "--tally", str(self.folder / f"{name}.tally")),
-            *(word for flag, value in given.items() for word in (f"--{flag.replace('_', '-')}", str(value))),
-            *options,
-            ledger=self.ledger,
-            environment=environment,
-        )
-        self.workers[name] = child
-        return child
+    worker_module: ClassVar[str] = "ops.bench.nemesis.model_worker"
+
+    def worker_flags(self) -> dict[str, Any]:
+        return {"model": self.tokenizer, "lease_s": self.lease_s}
 
 
 @contextlib.asynccontextmanager

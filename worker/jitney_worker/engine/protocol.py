@@ -117,7 +117,7 @@ class TextRules(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, making one for each seat would be a third of what a step costs outside the model
 class SequenceDelta:
     """What one sequence gained in one step, or how it ended.
 

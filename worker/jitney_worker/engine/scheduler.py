@@ -126,6 +126,8 @@ class Scheduler:
         self._continue_running(output)
         if not output.preempted:
             self._admit_waiting(output)
+        if self._prompt_logprobs:
+            self._ask_for_prompt_logprobs(output.scheduled)
         output.copies = self.blocks.copies
         return output
 
@@ -143,7 +145,7 @@ class Scheduler:
             stop = start + num
             if stop > len(sequence.block_table) * block_size and not self._make_room(sequence, stop, output):
                 break
-            output.scheduled.append(self._scheduled(sequence, start, stop))
+            output.scheduled.append(ScheduledSequence(sequence, start, stop, num == num_wanted))
             budget -= num
         output.num_tokens = self.settings.max_num_batched_tokens - budget
 
@@ -191,18 +193,18 @@ class Scheduler:
             start = sequence.num_computed_tokens
             num_wanted = len(sequence.token_ids) - start
             num = min(num_wanted, self._max_chunk, budget)
-            output.scheduled.append(self._scheduled(sequence, start, start + num))
+            output.scheduled.append(ScheduledSequence(sequence, start, start + num, num == num_wanted))
             budget -= num
         for sequence in expectant:
             self.waiting.push(sequence)
         self._seats.close_step(budget_left=budget)
         output.num_tokens = self.settings.max_num_batched_tokens - budget
 
-    def _scheduled(self, sequence: Sequence, start: int, stop: int) -> ScheduledSequence:
-        scheduled = ScheduledSequence(sequence, start, stop, stop == len(sequence.token_ids))
-        if self._prompt_logprobs and sequence.id in self._prompt_logprobs:
-            scheduled.num_prompt_logprobs = sequence.params.num_prompt_logprobs
-        return scheduled
+    def _ask_for_prompt_logprobs(self, scheduled: list[ScheduledSequence]) -> None:
+        """Of the sequences that want them and have not been given them yet."""
+        for item in scheduled:
+            if item.sequence.id in self._prompt_logprobs:
+                item.num_prompt_logprobs = item.sequence.params.num_prompt_logprobs
 
     def _growth(self, sequence: Sequence) -> int:
         """Blocks a sequence may still ask for. The last token is sampled and never computed, hence the one less."""
@@ -226,13 +228,13 @@ class Scheduler:
         self.step = scheduled.step
         self.num_computed_tokens += scheduled.num_tokens
         self.blocks.copied()
+        if self._prompt_logprobs:
+            self._keep_prompt_logprobs(scheduled.scheduled, output)
         rows = iter(output.rows)
         deltas: list[SequenceDelta] = []
         for item in scheduled.scheduled:
             sequence = item.sequence
             sequence.num_computed_tokens = item.stop
-            if item.num_prompt_logprobs is not None:
-                self._keep_prompt_logprobs(item, output)
             row = next(rows) if item.samples else None
             if isinstance(row, RowFailure):
                 deltas.append(self._fail(sequence, row))
@@ -242,16 +244,18 @@ class Scheduler:
                 deltas.append(self._gain(sequence, row))
         return deltas
 
-    def _keep_prompt_logprobs(self, item: ScheduledSequence, output: ModelOutput) -> None:
+    def _keep_prompt_logprobs(self, scheduled: list[ScheduledSequence], output: ModelOutput) -> None:
         """A sequence that was preempted half-way has begun anew, so `start` says how many are still good."""
-        kept = self._prompt_logprobs[item.sequence.id]
-        del kept[item.start :]
-        kept += output.prompt_logprobs[item.sequence.id]
+        for item in scheduled:
+            if item.num_prompt_logprobs is not None:
+                kept = self._prompt_logprobs[item.sequence.id]
+                del kept[item.start :]
+                kept += output.prompt_logprobs[item.sequence.id]
 
     def _gain(self, sequence: Sequence, row: Sampled) -> SequenceDelta:
         sequence.token_ids.append(row.token_id)
         self.num_generated_tokens += 1
-        prompt_logprobs = self._prompt_logprobs.pop(sequence.id, ()) if self._prompt_logprobs else ()
+        prompt_logprobs = tuple(self._prompt_logprobs.pop(sequence.id, ())) if self._prompt_logprobs else ()
         reason = self._ending(sequence, row.token_id)
         if reason is not None:
             self._leave(sequence)
@@ -263,7 +267,7 @@ class Scheduler:
             finish_reason=reason,
             num_cached_tokens=sequence.num_cached_tokens,
             joined_step=sequence.joined_step or 0,
-            prompt_logprobs=tuple(prompt_logprobs),
+            prompt_logprobs=prompt_logprobs,
         )
 
     def _ending(self, sequence: Sequence, token_id: int) -> FinishReason | None:

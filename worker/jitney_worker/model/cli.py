@@ -13,7 +13,7 @@ from jitney_worker.model.pull import pull
 from jitney_worker.model.registry import KNOWN_MODELS, imported_dir, imported_names, is_complete, model_dir
 from jitney_worker.model.resolve import fetch, model_path
 
-model = typer.Typer(no_args_is_help=True, help="Fetch, find and make models.")
+model = typer.Typer(no_args_is_help=True, add_completion=False, help="Fetch, find and make models.")
 
 
 def _fail(error: JitneyError) -> typer.Exit:

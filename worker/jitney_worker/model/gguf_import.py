@@ -21,10 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from jitney.errors import ModelError
-from jitney_worker.model.gguf_tokenizer import tokenizer_config, tokenizer_of
-
-Fields = Mapping[str, Any]
-"""Metadata of the file by key."""
+from jitney_worker.model.gguf_tokenizer import Fields, tokenizer_config, tokenizer_of
 
 _WHOLE_MODEL = {
     "token_embd.weight": "model.embed_tokens.weight",

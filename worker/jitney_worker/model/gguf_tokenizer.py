@@ -10,6 +10,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from jitney.errors import ModelError
 
 Fields = Mapping[str, Any]
+"""Metadata of the file by key."""
+
 _CONTROL, _USER_DEFINED = 3, 4
 _DIGIT_BY_DIGIT: Final = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone")
 _GPT2: Final = ("gpt-2", "olmo")

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from jitney.errors import ModelError
+from jitney_worker.model.adopted_config import first_line
 from jitney_worker.model.pull import Say, pull, say_on_stderr
 from jitney_worker.model.registry import KNOWN_MODELS, imported_dir, is_complete, model_dir, pulled_model
 
@@ -83,6 +84,5 @@ def _from_hub(repository: str, *, offline: bool) -> Path:
     except RepositoryNotFoundError as error:
         raise ModelError(f"{repository} is not on the hub, or private and HF_TOKEN does not open it") from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"{repository} cannot be fetched from the hub: {first_line}") from error
+        raise ModelError(f"{repository} cannot be fetched from the hub: {first_line(error)}") from error
     return Path(found)

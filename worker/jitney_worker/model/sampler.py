@@ -20,7 +20,7 @@ from torch import Tensor
 
 from jitney_worker.engine.protocol import RowFailure, Sampled, TokenLogprobs
 from jitney_worker.model.candidates import Candidates, leading, nucleus, within
-from jitney_worker.model.logprobs import token_logprobs
+from jitney_worker.model.logprobs import ROWS_AT_ONCE_ON_CPU, token_logprobs
 from jitney_worker.model.noise import NOISE_REACH, gumbel
 from jitney_worker.model.processors import Edits, edit
 
@@ -35,9 +35,6 @@ FILTERS: tuple[Filter, ...] = get_args(Filter)
 
 MIN_TEMPERATURE = 1e-3
 """Below it a row is greedy: logit / T could overflow float32."""
-
-ROWS_AT_ONCE_ON_CPU = 8
-"""Rows of 50,000 logits that a processor's cache holds, with what is derived from them."""
 
 
 @dataclass(frozen=True, slots=True)

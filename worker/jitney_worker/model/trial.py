@@ -5,7 +5,7 @@ through the model's own attention, whole and each by itself. A state outside att
 indexer), positions counted otherwise and masks misunderstood all show as different logits. What depends on the
 farthest position in the batch, as some rotary embeddings do, shows as other keys beside a neighbour far away; what
 is counted from the length of transformers' own cache, as other queries late in the context.
-The cost is a dozen short passes at each start.
+The cost is some fifteen short passes at each start.
 """
 
 from __future__ import annotations

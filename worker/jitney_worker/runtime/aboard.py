@@ -57,13 +57,11 @@ class Aboard:
 
     def seat_suspects(self) -> None:
         """Let the first suspect in as soon as all others have progressed: its end could not cost them an attempt."""
-        if any(not job.has_progressed and not job.is_held_back for job in self):
+        first = next((job for job in self if job.is_held_back), None)
+        if first is None or any(not job.has_progressed and not job.is_held_back for job in self):
             return
-        for job in self:
-            if job.is_held_back:
-                job.is_held_back = False
-                self.seat(job)
-                return
+        first.is_held_back = False
+        self.seat(first)
 
     def forget(self, fence: Fence) -> JobId | None:
         """The job is not ours: its sequences leave the engine at the next boundary. None if it was not here."""

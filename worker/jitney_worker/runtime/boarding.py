@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
+from jitney.calls import is_wrong_kind
 from jitney.connection import pause_s
 from jitney.errors import InvalidJob, JitneyError
 from jitney.keys import Fence
@@ -86,7 +87,7 @@ class Boarding:
             try:
                 job = await self._intake.prepare(delivery, spec)
             except (RedisError, OSError) as error:
-                if isinstance(error, ResponseError) and str(error).startswith("WRONGTYPE"):
+                if is_wrong_kind(error):
                     raise  # somebody put something else in the log's place: it will not pass
                 self._log.warning("intake_delayed", job=delivery.id, error=type(error).__name__)
                 await asyncio.sleep(pause_s(failures))

@@ -52,7 +52,7 @@ FAREWELL_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """What a worker is made of, put together by `build.py`: the rooms that the runtime may not import."""
+    """What a worker is made of, put together by `crew.py`: the rooms that the runtime may not import."""
 
     engine: Engine
     tokenizer: Tokenizer

@@ -1,0 +1,53 @@
+"""A crew over any runner: engine, text and limits put together. Knows no model, so that a double may be served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from jitney_worker.engine.engine import LocalEngine
+from jitney_worker.engine.protocol import ModelRunner
+from jitney_worker.engine.settings import EngineSettings
+from jitney_worker.runtime.intake import ModelLimits
+from jitney_worker.runtime.worker import Crew
+from jitney_worker.text.logprobs import LogprobSpeller
+from jitney_worker.text.rules import StopRules
+from jitney_worker.text.tokenizer import Tokenizer
+
+
+def crew_of(
+    runner: ModelRunner,
+    settings: EngineSettings,
+    tokenizer: Tokenizer,
+    *,
+    model: str,
+    queue: str,
+    fingerprint: str,
+    worker_id: str,
+    vocab_size: int | None = None,
+    eos_token_ids: Iterable[int] = (),
+    **features: Any,
+) -> Crew:
+    """vocab_size: the model's, if it is not the tokenizer's. eos_token_ids: of the model, besides the tokenizer's.
+
+    features: what the worker tells of itself besides its engine's.
+    """
+    stop_rules = StopRules(tokenizer)
+    engine = LocalEngine(settings, runner, stop_rules)
+    return Crew(
+        engine=engine,
+        tokenizer=tokenizer,
+        stop_rules=stop_rules,
+        spell_logprobs=LogprobSpeller(tokenizer),
+        limits=ModelLimits(
+            vocab_size=tokenizer.vocab_size if vocab_size is None else vocab_size,
+            max_model_len=settings.max_model_len,
+            max_sequence_len=settings.max_sequence_tokens,
+            eos_token_ids=frozenset(eos_token_ids) | tokenizer.eos_token_ids,
+        ),
+        model=model,
+        queue=queue,
+        fingerprint=fingerprint,
+        features={**engine.features, **features},
+        worker_id=worker_id,
+    )
