@@ -86,7 +86,7 @@ def _prompt(result: Result) -> dict[str, Any]:
 def prompt_logprobs(entries: Sequence[Mapping[str, Any] | None]) -> list[dict[str, Any] | None]:
     """`prompt_logprobs` in vLLM's shape: for each token of the prompt a map of token ids, null for the first token.
 
-    rank: 1 is the most probable token; null for a token of the prompt that is not among the most probable ones.
+    rank: how many tokens are at least as probable; null if the worker did not say.
     """
     return [None if entry is None else _by_token_id(entry) for entry in entries]
 
@@ -94,14 +94,11 @@ def prompt_logprobs(entries: Sequence[Mapping[str, Any] | None]) -> list[dict[st
 def _by_token_id(entry: Mapping[str, Any]) -> dict[str, Any]:
     """The prompt's own token first, then the most probable ones, best first."""
     top = entry.get("top", ())
-    ranks = {str(other["token_id"]): rank for rank, other in enumerate(top, 1)}
+    ranked = [(entry, entry.get("rank")), *((other, rank) for rank, other in enumerate(top, 1))]
+    # Where the prompt's own token is among the others too, it keeps its place and takes its rank there.
     return {
-        str(one["token_id"]): {
-            "logprob": one["logprob"],
-            "rank": ranks.get(str(one["token_id"])),
-            "decoded_token": one["token"],
-        }
-        for one in (entry, *top)
+        str(one["token_id"]): {"logprob": one["logprob"], "rank": rank, "decoded_token": one["token"]}
+        for one, rank in ranked
     }
 
 
@@ -124,6 +121,8 @@ def completion_logprobs(entries: Sequence[Mapping[str, Any]], offset: int) -> di
     return {
         "tokens": [entry["token"] for entry in entries],
         "token_logprobs": [entry["logprob"] for entry in entries],
-        "top_logprobs": [{other["token"]: other["logprob"] for other in entry.get("top", ())} for entry in entries],
+        "top_logprobs": [
+            {one["token"]: one["logprob"] for one in (*entry.get("top", ()), entry)} for entry in entries
+        ],
         "text_offset": offsets,
     }

@@ -35,8 +35,6 @@ def chat_job(asked: ChatRequest) -> JobSpec:
 
 def detached_job(asked: JobRequest) -> JobSpec:
     """The job of `POST /v1/jobs`. Raises InvalidJob."""
-    if (asked.prompt is None) == (asked.messages is None):
-        raise InvalidJob("give exactly one of prompt and messages", param="prompt")
     sampling = _sampling(asked, logprobs=asked.logprobs, max_tokens=asked.max_tokens)
     given: dict[str, Any] = {}
     if asked.messages is not None:
@@ -74,8 +72,6 @@ def _on_disconnect(asked: Queued) -> str:
 
 
 def _job(asked: Queued, sampling: SamplingParams, **fields: Any) -> JobSpec:
-    if sampling.echo and "messages" in fields:
-        raise InvalidJob("echo needs prompt: a chat has no one text to begin the answer with", param="echo")
     given = {name: getattr(asked, name) for name in _QUEUED}
     given |= fields
     return JobSpec.build({"sampling": sampling, **{name: value for name, value in given.items() if value is not None}})

@@ -112,12 +112,19 @@ def enqueue(
                 _stream_text(job)
 
 
-def _biases(given: list[str] | None) -> dict[str, str] | None:
-    """`ID=BIAS` as the object that a job has; what is neither an id nor a number is refused there."""
-    pairs = [text.partition("=") for text in given or ()]
-    if not all(bias for _, _, bias in pairs):
-        raise InvalidJob("logit_bias: write ID=BIAS, a token id and a number", param="logit_bias")
-    return {token_id.strip(): bias for token_id, _, bias in pairs} or None
+def _biases(given: list[str] | None) -> dict[str, float] | None:
+    """`ID=BIAS` as the object that a job has; what is no id, or beyond the limits, is refused there."""
+    biases: dict[str, float] = {}
+    for text in given or ():
+        token_id, _, bias = text.partition("=")
+        try:
+            number = float(bias)
+        except ValueError:
+            raise InvalidJob("logit_bias: write ID=BIAS, a token id and a number", param="logit_bias") from None
+        if token_id in biases:
+            raise InvalidJob(f"logit_bias names token id {token_id} twice", param="logit_bias")
+        biases[token_id] = number
+    return biases or None
 
 
 @app.command()

@@ -188,3 +188,9 @@ class ServerError(JitneyError):
     """The embedded server cannot be found or started."""
 
     code = "server_not_started"
+
+
+def first_line(error: Exception) -> str:
+    """An error's message as part of one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

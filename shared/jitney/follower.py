@@ -10,8 +10,9 @@ from redis.exceptions import RedisError
 
 from jitney.connection import pause_s
 from jitney.errors import JitneyError, JobNotFound, QueueUnavailable, StreamLost
-from jitney.joblog import LOG_PAGE, PASSING_ERRORS, LogPage
+from jitney.joblog import PASSING_ERRORS, LogPage
 from jitney.position import Message, Position, Step, parse
+from jitney.queue import LOG_PAGE
 
 __all__ = ["Follower", "Message", "StartRead", "parse"]
 

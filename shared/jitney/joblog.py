@@ -14,10 +14,7 @@ from jitney.calls import is_wrong_kind, or_unavailable, slices
 from jitney.connection import Redis
 from jitney.errors import QueueUnavailable
 from jitney.keys import JobId, Keys, queue_of
-from jitney.queue import Queue
-
-LOG_PAGE = 256
-"""New events read from a log in one call."""
+from jitney.queue import LOG_PAGE, Queue
 
 PASSING_ERRORS = (RedisConnectionError, RedisTimeoutError, ClusterDownError, ReadOnlyError, QueueUnavailable, OSError)
 """What a restart or a failover looks like from here; LOADING is a kind of the first, MASTERDOWN of the third."""

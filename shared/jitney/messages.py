@@ -70,19 +70,21 @@ class JobSpec(BaseModel):
 
     @model_validator(mode="after")
     def _one_input(self) -> JobSpec:
+        # InvalidJob, which pydantic lets through, because its own errors could not name a field here.
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give exactly one of prompt and messages")
+            raise InvalidJob("give exactly one of prompt and messages", param="prompt")
         if self.prompt is not None and len(self.prompt) == 0:
-            raise ValueError("prompt is empty: give at least one character or token id")
+            raise InvalidJob("prompt is empty: give at least one character or token id", param="prompt")
         if isinstance(self.prompt, tuple) and min(self.prompt) < 0:
-            raise ValueError(f"prompt holds token id {min(self.prompt)}; ids start at 0")
+            raise InvalidJob(f"prompt holds token id {min(self.prompt)}; ids start at 0", param="prompt")
         if self.messages is not None and self.sampling.echo:
-            raise ValueError("echo needs prompt: a chat has no one text to begin the answer with")
+            raise InvalidJob("echo needs prompt: a chat has no one text to begin the answer with", param="echo")
         if self.messages is not None and not self.messages:
-            raise ValueError("messages is empty: give at least one message")
+            raise InvalidJob("messages is empty: give at least one message", param="messages")
         for number, message in enumerate(self.messages or ()):
             if not isinstance(message.get("role"), str):
-                raise ValueError(f"messages.{number}.role is missing or not a string")
+                where = f"messages.{number}.role"
+                raise InvalidJob(f"{where} is missing or not a string", param=where)
         return self
 
     @classmethod

@@ -70,6 +70,7 @@ APPEND_SLICE: Final = 64
 """Longer calls would hold up the server: 64 jobs take about a third of a millisecond."""
 
 LOG_PAGE: Final = 256
+"""Events that a reader takes from a log in one call."""
 
 
 class Queue(DeadLetters, Upkeep):

@@ -12,6 +12,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    Strict,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -46,7 +47,10 @@ def _by_token_id(value: Any) -> Any:
         return {}
     if not isinstance(value, Mapping):
         raise ValueError("must be an object of token ids and numbers from -100 to 100")
-    return {_token_id(key): bias for key, bias in value.items()}
+    by_id = {_token_id(key): bias for key, bias in value.items()}
+    if len(by_id) < len(value):
+        raise ValueError("names a token id twice")
+    return by_id
 
 
 def _token_id(key: Any) -> int:
@@ -56,6 +60,8 @@ def _token_id(key: Any) -> int:
 
 
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,12}")
+_Bias = Annotated[float, Strict()]
+"""Of its own kind, because no request model stands before it: `true` and "5" are no numbers."""
 
 
 class SamplingParams(BaseModel):
@@ -104,7 +110,7 @@ class SamplingParams(BaseModel):
     presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
     frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
     repetition_penalty: float = Field(1.0, ge=MIN_REPETITION_PENALTY, le=2.0)
-    logit_bias: Annotated[dict[int, float], BeforeValidator(_by_token_id), Field(max_length=MAX_LOGIT_BIASES)] = {}
+    logit_bias: Annotated[dict[int, _Bias], BeforeValidator(_by_token_id), Field(max_length=MAX_LOGIT_BIASES)] = {}
     allowed_token_ids: Annotated[tuple[int, ...], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
     bad_words: Annotated[tuple[str, ...], Field(max_length=MAX_BAD_WORDS)] = ()
     min_tokens: int = Field(0, ge=0)
@@ -191,6 +197,9 @@ class SamplingParams(BaseModel):
 
 _PHRASES = {
     "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "too_long": "must hold at most {max_length}, not {actual_length}",
+    "too_short": "must hold at least {min_length}, not {actual_length}",
     "string_type": "must be a string",
     "int_type": "must be a whole number",
     "int_parsing": "must be a whole number",
@@ -202,7 +211,7 @@ _PHRASES = {
     "finite_number": "must be a finite number",
     "dict_type": "must be an object",
 }
-"""Types by the names that people who write JSON know, instead of pydantic's."""
+"""In the words of people who write JSON, instead of pydantic's."""
 
 
 def _is_of_pydantic(part: str | int) -> bool:
@@ -222,11 +231,16 @@ def explain(error: ValidationError, *, prefix: str = "") -> InvalidJob:
     shown = str(given) if isinstance(given, float) and not math.isfinite(given) else repr(given)
     if len(shown) > 64:
         shown = shown[:61] + "..."
-    message = _PHRASES.get(first["type"]) or str(first["msg"]).removeprefix("Value error, ")
+    message = _complaint(first["type"], first["msg"], first.get("ctx", {}))
     known = first["type"] == "extra_forbidden"
     whole = f"{name}: {message} (given: {shown})" if name else message
     text = f"unknown field {name}" if known else whole
     return InvalidJob(text, param=name or None, code="unknown_field" if known else "invalid_value")
+
+
+def _complaint(kind: str, message: str, numbers: Mapping[str, Any]) -> str:
+    phrase = _PHRASES.get(kind)
+    return message.removeprefix("Value error, ") if phrase is None else phrase.format_map(numbers)
 
 
 def sampling_params(**options: Any) -> SamplingParams:

@@ -141,6 +141,7 @@ async def test_log_probabilities_of_a_completion_carry_offsets_from_its_first_ch
         assert job.spec.sampling.logprobs == 1
         await job.say("Once", logprobs=(entry("Once", -0.25),))
         await job.say(" more", logprobs=(entry(" more", -0.5),))
+        await job.say("!", logprobs=({**entry("!", -12.5), "top": [entry("x", -9.5)]},))
         await job.finish()
 
     serving = asyncio.create_task(serve())
@@ -148,10 +149,12 @@ async def test_log_probabilities_of_a_completion_carry_offsets_from_its_first_ch
     parts = [c.choices[0].logprobs async for c in answer] if stream else [answer.choices[0].logprobs]
     await serving
     parts = [part for part in parts if part is not None]
-    assert [token for part in parts for token in part.tokens] == ["Once", " more"]
-    assert [value for part in parts for value in part.token_logprobs] == [-0.25, -0.5]
-    assert [offset for part in parts for offset in part.text_offset] == [0, 4]
-    assert parts[0].top_logprobs[0] == {"Once": -0.25, "x": -9.5}
+    assert [token for part in parts for token in part.tokens] == ["Once", " more", "!"]
+    assert [value for part in parts for value in part.token_logprobs] == [-0.25, -0.5, -12.5]
+    assert [offset for part in parts for offset in part.text_offset] == [0, 4, 9]
+    tops = [top for part in parts for top in part.top_logprobs]
+    assert tops[0] == {"Once": -0.25, "x": -9.5}
+    assert tops[2] == {"x": -9.5, "!": -12.5}, "the chosen token too, though it is none of the best"
 
 
 async def test_an_unknown_model_is_not_found_and_the_message_names_the_known_ones(

@@ -24,7 +24,13 @@ def one(token_id: int, token: str, logprob: float) -> dict[str, Any]:
 
 
 BEST = ((30, " sea", -0.25), (31, " river", -1.5))
-LOGGED = (None, entry(31, " river", -1.5, *BEST), entry(77, " rose", -9.75, *BEST), entry(5, "é", -0.5))
+LOGGED = (
+    None,
+    {**entry(31, " river", -1.5, *BEST), "rank": 2},
+    {**entry(77, " rose", -9.75, *BEST), "rank": 1_204},
+    entry(5, "é", -0.5),
+)
+"""Of the last one nobody has counted the rank."""
 SHOWN = [
     None,
     {
@@ -32,7 +38,7 @@ SHOWN = [
         "30": {"logprob": -0.25, "rank": 1, "decoded_token": " sea"},
     },
     {
-        "77": {"logprob": -9.75, "rank": None, "decoded_token": " rose"},
+        "77": {"logprob": -9.75, "rank": 1_204, "decoded_token": " rose"},
         "30": {"logprob": -0.25, "rank": 1, "decoded_token": " sea"},
         "31": {"logprob": -1.5, "rank": 2, "decoded_token": " river"},
     },

@@ -16,10 +16,11 @@ from tests.runtime.harness import LIVENESS_S, ByJob, StartWorker, Turnstile
 
 from jitney import AsyncClient, AsyncJob
 from jitney.connection import Redis
+from jitney.keys import JobId
 from jitney.messages import Event
 from jitney.queue import Append, Delivery, Queue, pack_ids
 from jitney_worker.engine.protocol import RowFailure
-from jitney_worker.text.spelling import Speller
+from jitney_worker.text.spelling import Speller, TextOptions
 from jitney_worker.text.tokenizer import Tokenizer
 
 
@@ -153,7 +154,7 @@ async def test_what_was_held_back_when_a_worker_went_is_neither_lost_nor_said_tw
     claimed = await queue.claim("other", "n1", credit=len(jobs), fingerprint="hash.1", lease_s=60)
     for cut, delivery in enumerate(claimed.deliveries, start=1):
         scripts[delivery.id] = ids
-        await say_and_go(queue, delivery, tokenizer, ids[:cut])
+        await say_and_go(queue, delivery, Speller(tokenizer, ["abc"]), ids[:cut], [5])
     assert len(scripts) == len(jobs)
     async with start_worker(ScriptedModel(scripts)):
         for job in jobs:
@@ -164,15 +165,23 @@ async def test_what_was_held_back_when_a_worker_went_is_neither_lost_nor_said_tw
             assert (ids_of(events), result.finish_reason) == (tuple(ids), "stop")
 
 
-async def say_and_go(queue: Queue, delivery: Delivery, tokenizer: Tokenizer, ids: list[int]) -> None:
+async def say_and_go(queue: Queue, delivery: Delivery, speller: Speller, ids: list[int], prompt: list[int]) -> None:
     """Say these tokens of a job as a worker does, and hand it back."""
-    text = Speller(tokenizer, ["abc"]).replay(ids)
+    text = speller.replay(ids)
     events = [
         Event("started", 1, attempt=1, prompt_tokens=1, cached_tokens=0),
         Event("tokens", 2, index=0, token_ids=tuple(ids), text=text),
     ]
     encoded = [event.encode() for event in events]
-    append = Append(delivery.id, delivery.fence, 1, len(ids), encoded, prompt_ids=pack_ids([5]), num_prompt_tokens=1)
+    append = Append(
+        delivery.id,
+        delivery.fence,
+        1,
+        len(ids),
+        encoded,
+        prompt_ids=pack_ids(prompt),
+        num_prompt_tokens=len(prompt),
+    )
     assert await queue.append([append]) == []
     await queue.release(delivery.id, delivery.fence)
 
@@ -195,15 +204,47 @@ def ids_of(events: list[Event]) -> tuple[int, ...]:
 async def test_words_of_a_metaspace_vocabulary_keep_the_spaces_between_them(
     start_worker: StartWorker, client: AsyncClient, tokenizer: Tokenizer
 ) -> None:
-    """B30: a lone ▁, and words with one, at the start of an answer and within it."""
-    stage = Stage(client, ByJob(), prompt=[2])
+    """B30: a lone ▁, and words with one, at the start of an answer and within it; behind a prompt none is dropped."""
+    stage = Stage(client, ByJob(), prompt=[4])
     spoken = {token: number for number in range(tokenizer.vocab_size) if (token := tokenizer.pieces.token(number))}
-    kept = tokenizer.decode([spoken["▁"]])
+    prompt = tokenizer.decode(stage.prompt)
     async with start_worker(ScriptedModel(stage.scripts)):
-        for words, text in ((["▁", "▁leading", "▁x"], kept + " leading x"), (["▁x", "▁x"], kept + "x x")):
+        for words, text in ((["▁", "▁leading", "▁x"], "  leading x"), (["▁x", "▁x"], " x x")):
             ids = [spoken[word] for word in words]
             told = await stage.say(ids)
-            assert "".join(told.deltas) == told.text == tokenizer.decode(ids) == text
+            assert "".join(told.deltas) == told.text == text
+            assert prompt + text == tokenizer.decode([*stage.prompt, *ids])
+            echoed = await stage.say(ids, echo=True)
+            assert "".join(echoed.deltas) == echoed.text == prompt + text
+            stopped = await stage.say(ids, stop=[" x"])
+            assert stopped.text == text[: text.index(" x")]
+
+
+@with_tokenizer("metaspace")
+async def test_the_first_space_is_kept_behind_a_prompt_and_dropped_in_a_chat_also_by_a_later_owner(
+    start_worker: StartWorker, client: AsyncClient, redis: Redis, queue_name: str, tokenizer: Tokenizer
+) -> None:
+    """B30: what is said in a chat is a text of its own; the answer to a prompt goes on with the prompt."""
+    queue, scripts = Queue(redis, queue_name), ByJob[Any]()
+    ids, texts = tokenizer.encode_part("the sea", "text"), dict[str, str]()
+    chat: list[dict[str, Any]] = [{"role": "user", "content": "by"}]
+    by, in_chat = tokenizer.encode_prompt("by"), tokenizer.encode_chat(chat)
+    for _ in ids:
+        for asked, text in (({"prompt": "by"}, " the sea"), ({"messages": chat}, "the sea")):
+            job = await client.enqueue(max_tokens=len(ids), ignore_eos=True, **asked)  # type: ignore[arg-type]
+            scripts[job.id], texts[job.id] = ids, text
+    claimed = await queue.claim("other", "n1", credit=len(texts), fingerprint="hash.1", lease_s=60)
+    for number, delivery in enumerate(claimed.deliveries):
+        follows = by if texts[delivery.id].startswith(" ") else []
+        speller = Speller(tokenizer, options=TextOptions(follows=tuple(follows)))
+        if number < 2:  # nobody has begun with it
+            await queue.release(delivery.id, delivery.fence)
+        else:
+            await say_and_go(queue, delivery, speller, ids[: number // 2], by if follows else in_chat)
+    async with start_worker(ScriptedModel(scripts)):
+        for job_id, text in texts.items():
+            result = await client.job(JobId(job_id)).result(LIVENESS_S)
+            assert (result.text, result.token_ids) == (text, tuple(ids))
 
 
 @with_tokenizer("byte-level")

@@ -161,11 +161,12 @@ async def test_an_echo_of_the_prompt_can_be_asked_for(
     assert (await worker.take()).spec.sampling.echo is True
 
 
-@pytest.mark.parametrize("bias", ["5", "5=", "five=1", "5=one"])
+@pytest.mark.parametrize("bias", ["5", "5=", "five=1", "5=one", "5=101", "5=nan", "5=1 --logit-bias 5=2"])
 async def test_a_bias_that_is_none_is_refused_by_name(
     redis_url: str, client: AsyncClient, worker: ScriptedWorker, bias: str
 ) -> None:
-    ended = await jitney("enqueue", "x", "--logit-bias", bias, "--queue", worker.queue.name, redis_url=redis_url)
+    arguments = ("enqueue", "x", "--logit-bias", *bias.split(), "--queue", worker.queue.name)
+    ended = await jitney(*arguments, redis_url=redis_url)
     assert ended.code == 1
     assert ended.err.startswith("error: logit_bias")
 

@@ -171,10 +171,13 @@ async def test_an_idempotency_key_of_any_characters_names_no_redis_key(
 @pytest.mark.parametrize(
     ("options", "param", "said"),
     [
-        ({}, None, "exactly one of prompt and messages"),
-        ({"prompt": "x", "messages": [{"role": "user"}]}, None, "exactly one of prompt and messages"),
-        ({"prompt": ""}, None, "prompt is empty"),
-        ({"prompt": [1, -2]}, None, "token id -2"),
+        ({}, "prompt", "exactly one of prompt and messages"),
+        ({"prompt": "x", "messages": [{"role": "user"}]}, "prompt", "exactly one of prompt and messages"),
+        ({"prompt": ""}, "prompt", "prompt is empty"),
+        ({"prompt": [1, -2]}, "prompt", "token id -2"),
+        ({"messages": []}, "messages", "messages is empty"),
+        ({"messages": [{"content": "x"}]}, "messages.0.role", "missing or not a string"),
+        ({"messages": [{"role": "user", "content": "x"}], "echo": True}, "echo", "echo needs prompt"),
         ({"prompt": "x", "temperature": float("nan")}, "temperature", "nan"),
         ({"prompt": "x", "temperature": 101}, "temperature", "less than or equal to 100"),
         ({"prompt": "x", "top_p": 0}, "top_p", "greater than 0"),

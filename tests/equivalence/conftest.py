@@ -10,6 +10,7 @@ import torch
 from variants import VARIANTS
 
 from jitney.errors import ModelError
+from jitney_worker.model.native.choice import KernelsName
 from jitney_worker.model.registry import DEFAULT_MODEL
 from jitney_worker.model.resolve import resolve
 from jitney_worker.model.runner import TorchRunner, load_runner
@@ -34,10 +35,17 @@ def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
     return directory
 
 
+@pytest.fixture(scope="session", params=["native", "torch"])
+def kernels(request: pytest.FixtureRequest) -> KernelsName:
+    """What multiplies: whoever asks for it, or for a model, is tested with both."""
+    chosen: KernelsName = request.param
+    return chosen
+
+
 @pytest.fixture(scope="session")
-def tiny(tiny_directory: Callable[[str], Path]) -> TorchRunner:
+def tiny(tiny_directory: Callable[[str], Path], kernels: KernelsName) -> TorchRunner:
     """The plain tiny Llama with room for everybody."""
-    return load_runner(tiny_directory("llama"), dtype="float32", device="cpu", num_blocks=400)
+    return load_runner(tiny_directory("llama"), dtype="float32", device="cpu", num_blocks=400, kernels=kernels)
 
 
 @pytest.fixture(scope="session")
@@ -52,5 +60,5 @@ def smollm2_directory() -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2(smollm2_directory: Path) -> TorchRunner:
-    return load_runner(smollm2_directory, dtype="float32", device="cpu", num_blocks=256)
+def smollm2(smollm2_directory: Path, kernels: KernelsName) -> TorchRunner:
+    return load_runner(smollm2_directory, dtype="float32", device="cpu", num_blocks=256, kernels=kernels)

@@ -14,10 +14,8 @@ from jitney_worker.engine.protocol import ModelRunner, ScheduledSequence, TokenL
 from jitney_worker.engine.sequence import Sequence as EngineSequence
 from jitney_worker.engine.sequence import SequenceId, SequenceParams, SequenceRequest
 from jitney_worker.engine.settings import EngineSettings
-from jitney_worker.model.attention import TorchAttention
 from jitney_worker.model.batch import step_batch
-from jitney_worker.model.cache import KVCache
-from jitney_worker.model.runner import TorchRunner
+from jitney_worker.model.runner import TorchRunner, runner_over
 from jitney_worker.text.rules import StopRules
 
 
@@ -136,5 +134,4 @@ def logits_of(runner: TorchRunner, token_ids: Sequence[int]) -> torch.Tensor:
 def with_own_cache(runner: TorchRunner, num_blocks: int = 40) -> TorchRunner:
     """The same weights over an empty cache."""
     old = runner.cache
-    cache = KVCache(old.layers, num_blocks, old.block_size, old.dtype, old.device)
-    return TorchRunner(runner.decoder, cache, TorchAttention(cache))
+    return runner_over(runner.decoder, num_blocks, old.block_size, old.dtype, old.device, runner.team)

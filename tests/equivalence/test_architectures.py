@@ -12,8 +12,7 @@ from random_checkpoints import make_checkpoint
 from transformers import AutoModelForCausalLM
 
 from jitney.errors import ModelError
-from jitney_worker.model.architectures import ARCHITECTURES, NATIVE, REFUSED, TRANSFORMERS, Architecture
-from jitney_worker.model.llama import LlamaDecoder
+from jitney_worker.model.architectures import ARCHITECTURES, NATIVE, REFUSED, TINY, TRANSFORMERS, Architecture
 from jitney_worker.model.runner import load_runner
 
 BY_TYPE = {row.model_type: row for row in ARCHITECTURES}
@@ -26,6 +25,26 @@ SHARED_LAYERS = {
     "num_kv_shared_layers": 2,
     "activation_sparsity_pattern": [0.0] * 4,
 }
+EYES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SEES = {
+    "gemma3": {
+        "text_config": {**TINY, **BY_TYPE["gemma3_text"].recipe},
+        "vision_config": {**EYES, "image_size": 28, "patch_size": 14},
+        "mm_tokens_per_image": 4,
+        "image_token_index": 120,
+    },
+    "gemma4": {
+        "text_config": {**TINY, **BY_TYPE["gemma4_text"].recipe},
+        "vision_config": EYES,
+        "audio_config": None,
+    },
+    "got_ocr2": {
+        "text_config": {**TINY, "model_type": "qwen2"},
+        "vision_config": {**EYES, "output_channels": 8, "image_size": 32, "mlp_dim": 8, "global_attn_indexes": []},
+    },
+}
+"""Models that take pictures too, by their outer `model_type`. Served is what they say of text."""
+
 VARIANTS = {
     "phi3-by-transformers": Architecture("phi3", TRANSFORMERS, {**BY_TYPE["phi3"].recipe, "hidden_act": "gelu"}),
     "llama-dynamic-rope": Architecture("llama", NATIVE, {"rope_parameters": DYNAMIC_ROPE}),
@@ -33,9 +52,13 @@ VARIANTS = {
         "llama", TRANSFORMERS, {"rope_parameters": DYNAMIC_ROPE, "hidden_act": "gelu"}
     ),
     "phi3-partial-rotary": Architecture("phi3", NATIVE, {"rope_parameters": HALF_ROPE}),
+    "mistral-alternating": Architecture(
+        "mistral", NATIVE, {**BY_TYPE["mistral"].recipe, "layer_types": ["full_attention", "sliding_attention"]}
+    ),
     "qwen3-moe-window": Architecture(
         "qwen3_moe", TRANSFORMERS, {**BY_TYPE["qwen3_moe"].recipe, "use_sliding_window": True, "sliding_window": 12}
     ),
+    **{f"{name}-of-text": Architecture(name, TRANSFORMERS, recipe) for name, recipe in SEES.items()},
     "gemma3n-shared-layers": Architecture("gemma3n_text", TRANSFORMERS, SHARED_LAYERS),
 }
 """Options of families that change who computes them, or how."""
@@ -90,7 +113,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers_alone_and_in_a_crowd
     )
 
     runner = load_runner(directory, dtype="float32", device="cpu", num_blocks=60, block_size=4)
-    assert isinstance(runner.decoder, LlamaDecoder) is (row.served == NATIVE)
+    assert (runner.config.source == NATIVE) is (row.served == NATIVE)
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([asks()[1].prompt_ids])).logits[0]
     torch.testing.assert_close(logits_of(runner, asks()[1].prompt_ids), logits, atol=2e-4, rtol=1e-3)

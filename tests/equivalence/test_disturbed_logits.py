@@ -10,21 +10,22 @@ import torch
 from engine_driver import Ask, alone, engine_for, prompt, run, tokens, with_own_cache
 from torch import Tensor
 
-from jitney_worker.model.llama import LlamaDecoder
+from jitney_worker.model.decoder import Decoder
 from jitney_worker.model.runner import TorchRunner
 
 
-class DisturbedDecoder(LlamaDecoder):
+class DisturbedDecoder:
     """The real decoder whose logits pass through a function of (logits, number of the step)."""
 
-    def __init__(self, real: LlamaDecoder, disturb: Callable[[Tensor, int], Tensor]) -> None:
-        super().__init__(real.config, real.weights)
+    def __init__(self, real: Decoder, disturb: Callable[[Tensor, int], Tensor]) -> None:
+        self.config, self.attention_layers, self.forward = real.config, real.attention_layers, real.forward
+        self._real = real
         self._disturb = disturb
         self._step = 0
 
     def logits(self, hidden: Tensor) -> Tensor:
         self._step += 1
-        return self._disturb(super().logits(hidden), self._step)
+        return self._disturb(self._real.logits(hidden), self._step)
 
 
 def disturbed(runner: TorchRunner, disturb: Callable[[Tensor, int], Tensor]) -> TorchRunner:

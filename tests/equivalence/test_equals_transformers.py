@@ -17,8 +17,12 @@ from variants import VARIANTS
 from jitney_worker.engine.protocol import ScheduledSequence
 from jitney_worker.engine.sequence import Sequence, SequenceId, SequenceParams, SequenceRequest
 from jitney_worker.model.batch import step_batch
+from jitney_worker.model.config import ModelConfig
 from jitney_worker.model.llama import LlamaDecoder
+from jitney_worker.model.native.choice import KernelsName
+from jitney_worker.model.native.decoder import NativeDecoder
 from jitney_worker.model.runner import TorchRunner, load_runner
+from jitney_worker.model.weights import load_weights
 
 
 @functools.cache
@@ -37,10 +41,20 @@ def generate(directory: Path, prompt_ids: tuple[int, ...], max_tokens: int, **op
     return result
 
 
-def hidden_and_logits(runner: TorchRunner, token_ids: list[int], num_layers: int) -> tuple[torch.Tensor, torch.Tensor]:
+def shortened(directory: Path, runner: TorchRunner, num_layers: int) -> LlamaDecoder | NativeDecoder:
+    """The runner's decoder with only its first layers."""
+    config = runner.config
+    assert isinstance(config, ModelConfig)
+    weights = load_weights(directory, config, torch.float32, torch.device("cpu"))
+    weights = dataclasses.replace(weights, layers=weights.layers[:num_layers])
+    return LlamaDecoder(config, weights) if runner.team is None else NativeDecoder(config, weights, runner.team)
+
+
+def hidden_and_logits(
+    directory: Path, runner: TorchRunner, token_ids: list[int], num_layers: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Our hidden states after so many layers, and the logits they would give."""
-    weights = runner.decoder.weights
-    decoder = LlamaDecoder(runner.config, dataclasses.replace(weights, layers=weights.layers[:num_layers]))
+    decoder = shortened(directory, runner, num_layers)
     sequence = Sequence.of(SequenceRequest(SequenceId("s/0"), tuple(token_ids), SequenceParams(1), (0, 0.0, 0, 0)))
     sequence.block_table = list(range(-(-len(token_ids) // runner.block_size)))
     batch = step_batch(
@@ -51,7 +65,7 @@ def hidden_and_logits(runner: TorchRunner, token_ids: list[int], num_layers: int
     )
     with torch.inference_mode():
         hidden = decoder.forward(batch.token_ids, batch.positions, runner.attention.plan(batch))
-        return hidden, decoder.logits(hidden)
+        return hidden[:, : decoder.config.hidden_size], decoder.logits(hidden)
 
 
 def assert_equal_layer_by_layer(directory: Path, runner: TorchRunner, token_ids: list[int]) -> None:
@@ -59,26 +73,28 @@ def assert_equal_layer_by_layer(directory: Path, runner: TorchRunner, token_ids:
     with torch.inference_mode():
         expected = reference(directory)(torch.tensor([token_ids]), output_hidden_states=True)
     for num_layers in range(runner.config.num_layers):
-        hidden, _ = hidden_and_logits(runner, token_ids, num_layers)
+        hidden, _ = hidden_and_logits(directory, runner, token_ids, num_layers)
         torch.testing.assert_close(hidden, expected.hidden_states[num_layers][0], atol=1e-3, rtol=1e-4)
-    _, logits = hidden_and_logits(runner, token_ids, runner.config.num_layers)
+    _, logits = hidden_and_logits(directory, runner, token_ids, runner.config.num_layers)
     torch.testing.assert_close(logits, expected.logits[0], atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_hidden_states_and_logits_agree_layer_by_layer(tiny_directory: Callable[[str], Path], variant: str) -> None:
+def test_hidden_states_and_logits_agree_layer_by_layer(
+    tiny_directory: Callable[[str], Path], variant: str, kernels: KernelsName
+) -> None:
     directory = tiny_directory(variant)
-    runner = load_runner(directory, dtype="float32", device="cpu", num_blocks=20)
+    runner = load_runner(directory, dtype="float32", device="cpu", num_blocks=20, kernels=kernels)
     assert_equal_layer_by_layer(directory, runner, list(prompt(100, seed=1)))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_greedy_tokens_equal_generate_for_every_kind_of_model(
-    tiny_directory: Callable[[str], Path], variant: str
+    tiny_directory: Callable[[str], Path], variant: str, kernels: KernelsName
 ) -> None:
     """Prompts of many lengths in one batch, chunked at 48 tokens a step, joining at different times."""
     directory = tiny_directory(variant)
-    runner = load_runner(directory, dtype="float32", device="cpu", num_blocks=100)
+    runner = load_runner(directory, dtype="float32", device="cpu", num_blocks=100, kernels=kernels)
     asks = [Ask(prompt(length, seed=length), max_tokens=40) for length in (1, 2, 15, 16, 17, 33, 90)]
     engine = engine_for(runner, max_num_batched_tokens=48, max_num_seqs=8)
     found = tokens(engine, asks, every=3)

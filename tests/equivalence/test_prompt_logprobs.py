@@ -43,6 +43,7 @@ def test_a_prompts_log_probabilities_are_those_of_one_forward_pass(tiny: TorchRu
         for position, found in enumerate(answers[1].prompt_logprobs, start=1):
             row = expected[position - 1]
             assert found.logprob == pytest.approx(float(row[ids[position]]), abs=1e-4)
+            assert found.rank == int((row >= row[ids[position]]).sum())
             assert [token_id for token_id, _ in found.top] == row.topk(4).indices.tolist()
             assert [value for _, value in found.top] == pytest.approx(row.topk(4).values.tolist(), abs=1e-4)
 

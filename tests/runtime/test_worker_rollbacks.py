@@ -288,7 +288,6 @@ def test_a_tail_is_bounded_in_events_and_in_bytes(size: int, num_kept: int) -> N
     tail = LogTail(1)
     for seq in range(1, 1_001):
         tail.extend(seq, [b"%d" % seq + b"." * (size - len(str(seq)))])
-    assert len(tail) == num_kept
     assert len(tail.after(1_000 - num_kept)) == num_kept
     assert tail.after(999 - num_kept) == []
     assert tail.after(999)[0].startswith(b"1000.")

@@ -18,6 +18,7 @@ from jitney_worker.text.tokenizer import Tokenizer
 class Chosen:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
 
 
 def refuse(constant: str) -> float:
@@ -29,6 +30,11 @@ def test_a_token_and_its_rivals_have_text_bytes_and_numbers(byte_bpe: Tokenizer)
     entries = LogprobSpeller(byte_bpe)([sea], [Chosen(-0.5, ((sea, -0.5), (word, -1.25)))])
     newline = {"token_id": sea, "token": "\n", "logprob": -0.5, "bytes": [10]}
     assert entries == [newline | {"top": [newline, {"token_id": word, "token": "a", "logprob": -1.25, "bytes": [97]}]}]
+
+
+def test_a_rank_stands_where_somebody_has_counted_it(byte_bpe: Tokenizer) -> None:
+    counted, uncounted = LogprobSpeller(byte_bpe)([5, 6], [Chosen(-1.0, ((7, -0.5),), rank=9), Chosen(-1.0)])
+    assert (counted["rank"], "rank" in counted["top"][0], "rank" in uncounted) == (9, False, False)
 
 
 @pytest.mark.parametrize("value", [-math.inf, math.nan, -1e30])

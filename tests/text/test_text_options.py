@@ -152,6 +152,33 @@ def test_a_special_token_that_is_shown_can_be_a_stop_string_and_the_engine_agree
         assert (rules.advance("s", ids[1]) == "stop") is speller.push(ids[1]).stopped is stops
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "byte-bpe-bos", "unigram-first", "unigram-bytes"])
+@pytest.mark.parametrize("prompt", ["the sea", "the sea ", "alpha", "\n"])
+def test_an_answer_that_follows_a_text_is_the_rest_of_both_together(
+    build: Build, load: Load, kind: str, prompt: str
+) -> None:
+    """B30: words are not glued to those of the prompt, whatever spaces a decoder drops at the start of a text."""
+    tokenizer, original = load(kind), small.original(build(kind))
+    before = tokenizer.encode_prompt(prompt) if kind != "wordpiece" or prompt.strip() else [5]
+    for words in ("the sea shore", " alpha", "beta"):
+        ids = original.encode(words, add_special_tokens=False).ids
+        speller = Speller(tokenizer, options=TextOptions(follows=tuple(before)))
+        text = speller.replay(ids) + speller.flush()
+        assert original.decode(before) + text == original.decode([*before, *ids])
+
+
+def test_an_answer_that_follows_nothing_that_is_text_is_a_text_of_its_own(load: Load) -> None:
+    """A BOS alone is no text, and half of a character is no part of what comes after it."""
+    tokenizer = load("spm-bpe")
+    ids = tokenizer.encode_prompt("sea")[1:]
+    (half,) = (number for number in range(tokenizer.vocab_size) if tokenizer.pieces.token(number) == "<0xC3>")
+    shown = []
+    for follows in ((1,), (1, half), (1, *ids, half), (1, *ids)):
+        speller = Speller(tokenizer, options=TextOptions(follows=follows))
+        shown.append(speller.replay(ids) + speller.flush())
+    assert shown == ["sea", "sea", " sea", " sea"]
+
+
 @pytest.mark.parametrize(("kind", "word"), [("byte-bpe", "b"), ("smollm2", "sea")])
 def test_a_bad_word_is_forbidden_at_the_start_of_a_text_and_after_a_space(load: Load, kind: str, word: str) -> None:
     tokenizer = load(kind)

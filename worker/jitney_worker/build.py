@@ -39,6 +39,9 @@ def build_crew(settings: WorkerSettings) -> Crew:
         kv_cache_bytes=options.kv_cache_bytes,
         block_size=options.block_size,
         num_threads=settings.num_threads,
+        kernels=settings.kernels,
+        quantization=settings.quantization,
+        batch_invariant=settings.batch_invariant,
     )
     return crew_of(
         runner,
@@ -46,13 +49,23 @@ def build_crew(settings: WorkerSettings) -> Crew:
         tokenizer,
         model=settings.model_name,
         queue=settings.queue_name,
-        fingerprint=fingerprint(directory, runner.dtype, tokenizer.digest),
+        fingerprint=fingerprint(
+            directory,
+            runner.dtype,
+            tokenizer.digest,
+            quantisation=settings.quantization,
+            # Equal to the last bit is what the same instructions give; otherwise any worker may continue a job.
+            kernels=runner.kernels if settings.batch_invariant else None,
+        ),
         worker_id=settings.worker.id or f"{socket.gethostname()[:32]}-{os.getpid()}-{uuid.uuid4().hex[:6]}",
         vocab_size=runner.vocab_size,
         eos_token_ids=runner.eos_token_ids,
         dtype=runner.dtype,
         device=runner.device,
         decoder=runner.config.source,
+        kernels=runner.kernels,
+        quantization=settings.quantization,
+        batch_invariant=runner.is_batch_invariant,
     )
 
 

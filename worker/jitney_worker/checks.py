@@ -5,6 +5,8 @@ from __future__ import annotations
 from jitney.checks import Finding
 from jitney.errors import JitneyError
 from jitney_worker.model.choice import served_config
+from jitney_worker.model.native.build import NativeUnavailable
+from jitney_worker.model.native.library import kernels
 from jitney_worker.model.resolve import resolve
 from jitney_worker.model.runner import pick_device, pick_dtype
 from jitney_worker.model.weights import weight_files
@@ -18,7 +20,7 @@ def checks() -> list[Finding]:
         settings = load_settings()
     except JitneyError as error:
         return [Finding("worker", "fail", f"its settings are wrong: {error}", "correct that one")]
-    return [check_model(settings), check_device(settings)]
+    return [check_model(settings), check_device(settings), check_kernels(settings)]
 
 
 def check_model(settings: WorkerSettings) -> Finding:
@@ -46,3 +48,15 @@ def check_device(settings: WorkerSettings) -> Finding:
     except JitneyError as error:
         return Finding("device", "fail", str(error), "correct JITNEY_DEVICE or JITNEY_DTYPE")
     return Finding("device", "ok", f"{device}, computing in {str(dtype).removeprefix('torch.')}")
+
+
+def check_kernels(settings: WorkerSettings) -> Finding:
+    """Are the kernels compiled for this CPU, or can they be? Compiles them if they are not."""
+    if settings.kernels == "torch":
+        return Finding("kernels", "ok", "plain torch, as JITNEY_KERNELS says")
+    try:
+        found = kernels()
+    except NativeUnavailable as error:
+        is_fatal = settings.kernels == "native"
+        return Finding("kernels", "fail" if is_fatal else "warn", f"plain torch computes, many times slower: {error}")
+    return Finding("kernels", "ok", f"compiled for {found.level}, in {found.path.parent}")

@@ -28,6 +28,7 @@ BlockSize = Annotated[int | None, typer.Option("--block-size", help="tokens in a
 PolicyName = Annotated[str | None, typer.Option("--policy", help="continuous or static")]
 LeaseS = Annotated[float | None, typer.Option("--lease-s", help="seconds until a dead worker's jobs are taken over")]
 NumThreads = Annotated[int | None, typer.Option("--num-threads", help="CPU threads for the model")]
+Quantization = Annotated[str | None, typer.Option("--quantization", help="of the weights: none or int8")]
 MetricsPort = Annotated[int | None, typer.Option("--metrics-port", help="serve Prometheus metrics on this port")]
 Offline = Annotated[bool, typer.Option("--offline", help="never fetch a model")]
 
@@ -46,6 +47,7 @@ def settings_from_flags(
     policy: str | None = None,
     lease_s: float | None = None,
     num_threads: int | None = None,
+    quantization: str | None = None,
     offline: bool = False,
 ) -> WorkerSettings:
     """Environment below, flags on top. Raises SettingsError by name and value."""
@@ -55,6 +57,7 @@ def settings_from_flags(
         redis_url=redis_url,
         dtype=dtype,
         num_threads=num_threads,
+        quantization=quantization,
         offline=offline or None,
         engine={
             "max_num_seqs": max_num_seqs,
@@ -81,6 +84,7 @@ def worker(
     policy: PolicyName = None,
     lease_s: LeaseS = None,
     num_threads: NumThreads = None,
+    quantization: Quantization = None,
     offline: Offline = False,
 ) -> None:
     """Serve a model: claim jobs, run them in one continuous batch, stream their tokens."""
@@ -98,6 +102,7 @@ def worker(
         policy=policy,
         lease_s=lease_s,
         num_threads=num_threads,
+        quantization=quantization,
         offline=offline,
     )
     leave(asyncio.run(serve(settings)))

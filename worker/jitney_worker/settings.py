@@ -21,6 +21,8 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 ResumeMismatch = Literal["fail", "continue"]
 Dtype = Literal["auto", "float32", "bfloat16"]
+KernelsName = Literal["auto", "native", "torch"]
+Quantization = Literal["none", "int8"]
 
 
 class EngineSection(BaseModel):
@@ -108,7 +110,12 @@ class WorkerSection(BaseModel):
 
 
 class WorkerSettings(BaseSettings):
-    """Everything `jitney worker` can be told."""
+    """Everything `jitney worker` can be told.
+
+    num_threads: of the model; absent = the cores. kernels: `native` (compiled for this CPU), `torch`, or `auto`: native
+    where that can be. quantization: of the weights, when they are loaded. batch_invariant: refuse to start where an
+    answer could depend on its neighbours or on where it was resumed; jobs begun so are continued only by the like.
+    """
 
     model_config = SettingsConfigDict(
         frozen=True, env_prefix="JITNEY_", env_nested_delimiter="__", env_file=".env", extra="ignore"
@@ -120,10 +127,20 @@ class WorkerSettings(BaseSettings):
     dtype: Dtype = "auto"
     device: str = "auto"
     num_threads: int | None = Field(None, ge=1)
+    kernels: KernelsName = "auto"
+    quantization: Quantization = "none"
+    batch_invariant: bool = False
     offline: bool = False
     engine: EngineSection = EngineSection()
     lease: LeaseSection = LeaseSection()
     worker: WorkerSection = WorkerSection()
+
+    @model_validator(mode="after")
+    def _kernels_are_wanted(self) -> Self:
+        for name, wanted in (("quantization", self.quantization != "none"), ("batch_invariant", self.batch_invariant)):
+            if wanted and self.kernels == "torch":
+                raise ValueError(f"{name}={getattr(self, name)!r} needs the compiled kernels, but kernels='torch'")
+        return self
 
     @property
     def model_name(self) -> str:

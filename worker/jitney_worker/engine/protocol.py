@@ -61,11 +61,13 @@ class SchedulerOutput:
 class TokenLogprobs:
     """Natural-log probabilities under the unfiltered distribution (temperature 1).
 
-    top: the k most probable (token id, logprob), most probable first.
+    top: the k most probable (token id, logprob), most probable first. rank: of a prompt's token, how many tokens are
+    at least as probable, itself included; None of tokens that were sampled.
     """
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

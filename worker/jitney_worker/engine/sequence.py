@@ -41,6 +41,7 @@ class SequenceParams:
     max_tokens: output tokens at most, those of earlier attempts included. min_tokens: so many come before any
     ending but `length`: neither a stop token nor a stop string among them ends the sequence.
     stop_token_ids: ids that end the sequence (the model's own end tokens are in it unless they are ignored).
+    eos_token_ids: the model's own end tokens. min_tokens holds them off also where they are ignored, as vLLM does.
     num_logprobs: None = none; k = the chosen token's log probability and the k most probable ones.
     num_prompt_logprobs: the same for the prompt's tokens, from the second one on.
     has_stop_strings: True if `TextRules` must look at every new token.
@@ -54,6 +55,7 @@ class SequenceParams:
     seed: int = 0
     choice: int = 0
     stop_token_ids: frozenset[int] = frozenset()
+    eos_token_ids: frozenset[int] = frozenset()
     num_logprobs: int | None = None
     has_stop_strings: bool = False
     min_p: float = 0.0

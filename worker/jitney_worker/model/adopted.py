@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jitney.errors import ModelError
+from jitney.errors import ModelError, first_line
 from jitney.logs import logger
-from jitney_worker.model.adopted_config import AdoptedConfig, causal_class, first_line, read_config
+from jitney_worker.model.adopted_config import AdoptedConfig, causal_class, read_config
 from jitney_worker.model.attention import AttentionStep
 from jitney_worker.model.paging import SERVING, SURVEYING, Pager, register, visited_by
 from jitney_worker.model.pinned_rope import pin
 from jitney_worker.model.pretended_cache import pretended_cache
 from jitney_worker.model.survey import Survey, rule_mask
 from jitney_worker.model.trial import PositionsByCache, try_out
-from jitney_worker.model.weights import some_of, weight_files
+from jitney_worker.model.weights import refuse_packed, some_of, weight_files
 
 
 class AdoptedDecoder:
@@ -77,9 +77,10 @@ def load_adopted(directory: Path, config: AdoptedConfig, dtype: torch.dtype, dev
     model = _load(directory, dtype)
     model.requires_grad_(False).eval().to(device)
     pin(model, config.max_model_len)
-    # With one, some bodies look through the ids of every call for padding, and warn. Nothing is padded here.
-    for one in (model.config, model.config.get_text_config()):
-        vars(one)["pad_token_id"] = None  # past the configuration's own checks: to some it must be a number
+    if model.config.get_text_config() is model.config:
+        # With one, some bodies look through the ids of every call for padding, and warn. Nothing is padded here. What
+        # takes pictures too puts it where their tokens stand, and cannot do without.
+        vars(model.config)["pad_token_id"] = None  # past the configuration's own checks: to some it must be a number
     try:
         decoder = AdoptedDecoder(model, config, where)
         logger().info(
@@ -95,7 +96,7 @@ def load_adopted(directory: Path, config: AdoptedConfig, dtype: torch.dtype, dev
 
 
 def _load(directory: Path, dtype: torch.dtype) -> Any:
-    weight_files(directory)  # refuses what is pickled or incomplete, in our words
+    refuse_packed(weight_files(directory))  # which refuses what is pickled or incomplete, in our words
     config = read_config(directory)
     model_class = causal_class(config, {}, directory)
     refuse_by_declaration(model_class, config, str(directory))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jitney.errors import ModelError
+from jitney.errors import ModelError, first_line
 
 _HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _NO_PART_OF_THE_MODEL = frozenset({"transformers_version", "_name_or_path", "dtype", "torch_dtype"})
@@ -69,9 +69,3 @@ def causal_class(config: Any, raw: Mapping[str, Any], directory: Path) -> Any:
         raise ModelError(f"{directory}: architecture {found} (model_type {config.model_type!r}) is no text generator")
     found = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     return found[0] if isinstance(found, tuple) else found
-
-
-def first_line(error: Exception) -> str:
-    """An error's message as part of one line."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -34,6 +34,7 @@ class StepBatch:
     token_ids, positions, slots: [T].
     block_table: [B, most blocks of a row], padded with the scratch block.
     seq_lens: [B], tokens in the cache after this step.
+    row_firsts: [B + 1], flat index of each row's first token, and T.
     num_decodes: leading rows with one query token (token i belongs to row i).
     longest_decode: the most tokens one of those has in the cache; 0 if there are none.
     fresh_blocks: blocks whose first slot is written in this step.
@@ -46,6 +47,7 @@ class StepBatch:
     slots: Tensor
     block_table: Tensor
     seq_lens: Tensor
+    row_firsts: Tensor
     num_decodes: int
     longest_decode: int
     chunks: tuple[Chunk, ...]
@@ -88,6 +90,7 @@ def step_batch(
         slots=tensor(blocks * block_size + offsets),
         block_table=tensor(table),
         seq_lens=tensor(stops),
+        row_firsts=tensor(np.append(firsts, len(token_ids))),
         num_decodes=num_decodes,
         longest_decode=int(stops[:num_decodes].max(initial=0)),
         chunks=tuple(Chunk(i, int(firsts[i]), rows[i].start, rows[i].stop) for i in range(num_decodes, len(rows))),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -72,6 +73,29 @@ def _read(path: str) -> str:
         return Path(path).read_text("ascii")
     except OSError:
         return ""
+
+
+class PagedCache(Protocol):
+    """Blocks of keys and values as the runner sees them, however they lie in memory."""
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def scratch_block(self) -> int: ...
+
+    def wipe(self, blocks: Tensor) -> None: ...
+
+    def copy(self, copies: Iterable[BlockCopy]) -> None: ...
 
 
 class KVCache:

@@ -55,11 +55,11 @@ def leading(scaled: Tensor, tops: Tensor, top_k: ListLike[int], top_p: Tensor) -
     """Keep the top-k, and of those the smallest leading set whose probability reaches top-p. Ties: lower ids first.
 
     scaled: -Inf where min_p has removed a token. top_k: of each row, 1 to vocab_size. top_p: float64, up to 1.
-    What top-p reaches for is the probability of the top-k (of them the candidates: what lies further below the top
-    than the noise reaches is less than vocab_size * exp(-19.5) of it).
     """
     num_kept = torch.tensor(top_k, device=scaled.device)
-    least = torch.maximum(_at_least_k(scaled, num_kept, max(top_k)), tops - NOISE_REACH)
+    # What the noise cannot reach is not drawn, but it is a part of the probability that top-p asks for a share of.
+    reached = (tops - NOISE_REACH).masked_fill(top_p < 1.0, -math.inf)
+    least = torch.maximum(_at_least_k(scaled, num_kept, max(top_k)), reached)
     return _first(_from(scaled, tops, least), num_kept, top_p, None)
 
 

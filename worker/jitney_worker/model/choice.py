@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from jitney_worker.model.adopted_config import AdoptedConfig, adopted_config
-from jitney_worker.model.config import ModelConfig, NotNative, end_token_ids, model_config, read_configs
+from jitney_worker.model.config import ModelConfig, NotNative, model_config
+from jitney_worker.model.config_files import end_token_ids, read_configs
 
 
 def served_config(directory: Path) -> ModelConfig | AdoptedConfig:
@@ -17,4 +18,4 @@ def served_config(directory: Path) -> ModelConfig | AdoptedConfig:
     try:
         return model_config(raw, generation, where=str(directory))
     except NotNative:
-        return adopted_config(directory, raw, end_token_ids(raw, generation))
+        return adopted_config(directory, raw, end_token_ids(raw, generation, where=str(directory)))

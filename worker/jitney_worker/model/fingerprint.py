@@ -15,10 +15,13 @@ DIGESTS = ".jitney-digests.json"
 """Beside the weights: SHA-256 by file name, valid for one size and modification time."""
 
 
-def fingerprint(directory: Path, dtype: str, tokenizer_digest: str, *, quantisation: str = "none") -> str:
+def fingerprint(
+    directory: Path, dtype: str, tokenizer_digest: str, *, quantisation: str = "none", kernels: str | None = None
+) -> str:
     """Short identity of weights, precision, tokenizer with template, and sampler: `[A-Za-z0-9.-]+`.
 
-    The same files give the same fingerprint on every machine, wherever they lie.
+    The same files give the same fingerprint on every machine, wherever they lie. kernels: what they are compiled for,
+    given only where answers must be equal to the last bit.
     """
     parts = {
         # Of transformers' decoders also its version: their code, and with it their rounding, changes with it.
@@ -29,6 +32,8 @@ def fingerprint(directory: Path, dtype: str, tokenizer_digest: str, *, quantisat
         "tokenizer": tokenizer_digest,
         "sampler": SAMPLER_VERSION,
     }
+    if kernels is not None:
+        parts["kernels"] = kernels
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"{re.sub(r'[^A-Za-z0-9]', '', dtype)}-s{SAMPLER_VERSION}-{digest[:20]}"
 

@@ -20,8 +20,11 @@ from gguf.quants import dequantize
 from safetensors.torch import save_file
 from torch import Tensor
 
-from jitney.errors import ModelError
+from jitney.errors import ModelError, first_line
+from jitney_worker.model.choice import served_config
+from jitney_worker.model.config import ModelConfig
 from jitney_worker.model.gguf_tokenizer import Fields, tokenizer_config, tokenizer_of
+from jitney_worker.model.weights import load_weights
 
 _WHOLE_MODEL = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -46,6 +49,26 @@ _NO_WEIGHT = (_ROPE_FACTORS,)
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8_192}
 """What every model with such frequencies was trained with. The file holds the outcome alone, which is compared."""
 
+
+_UNDERSTOOD = frozenset(
+    {
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.layer_norm_rms_epsilon",
+        "attention.key_length",  # as the rows of the weights say, or they are refused
+        "attention.value_length",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "rope.scaling.type",
+        "rope.scaling.factor",
+        "rope.scaling.original_context_length",
+        "rope.scaling.finetuned",  # who made the model, not how it computes
+    }
+)
+"""Fields of attention and rotary embedding that are followed, or change nothing."""
+
+_USUAL = {"attention.causal": True, "rope.scale_linear": 1.0, "rope.scaling.attn_factor": 1.0}
+"""Fields that are followed as long as they say this."""
 
 _GRANITE = {
     "embedding_multiplier": "embedding_scale",
@@ -78,30 +101,54 @@ _LAYOUTS = {
 
 
 def convert(gguf: Path, directory: Path) -> None:
-    """Write weights, configuration and tokenizer of `gguf` into an existing directory. Raises ModelError."""
+    """Write weights, configuration and tokenizer of `gguf` into an existing directory, and read them back once.
+
+    Raises ModelError that names the file, and OSError where nothing can be written.
+    """
     try:
         reader = GGUFReader(gguf)
     except (OSError, ValueError, IndexError) as error:
         raise ModelError(f"{gguf} cannot be read as GGUF: {error}") from error
+    try:
+        _write(reader, directory)
+        _read_back(directory)
+    except ModelError as error:
+        raise ModelError(f"{gguf}: {error}") from error
+    except KeyError as error:
+        raise ModelError(f"{gguf} has no field {error}") from None
+    except OSError:
+        raise
+    except Exception as error:  # a damaged file, found out by whoever takes a part of it for what it says
+        raise ModelError(f"{gguf} cannot be converted: {type(error).__name__}: {first_line(error)}") from error
+
+
+def _write(reader: GGUFReader, directory: Path) -> None:
     fields = {name: field.contents() for name, field in reader.fields.items()}
     kind = fields.get("general.architecture")
     if kind not in _LAYOUTS:
-        raise ModelError(f"{gguf}: architecture {kind!r} cannot be converted; {', '.join(_LAYOUTS)} can")
-    try:
-        config = _config(fields, reader)
-        tokenizer = tokenizer_of(fields)
-        settings = tokenizer_config(fields, max_model_len=config["max_position_embeddings"])
-    except KeyError as error:
-        raise ModelError(f"{gguf} has no field {error}") from None
-    weights = dict(_weights(reader, config, _LAYOUTS[kind]))
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+        raise ModelError(f"architecture {kind!r} cannot be converted; {', '.join(_LAYOUTS)} can")
+    if fields.get("split.count", 0) > 1:
+        raise ModelError(f"it is one of {fields['split.count']} parts: merge them first, with llama-gguf-split --merge")
+    config = _config(fields, reader)
+    tokenizer = tokenizer_of(fields)
+    save_file(
+        dict(_weights(reader, config, _LAYOUTS[kind])), directory / "model.safetensors", metadata={"format": "pt"}
+    )
     _write_json(directory / "config.json", config)
     special: dict[str, Any] = {
         name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config
     }
     _write_json(directory / "generation_config.json", {**special, **_further_ends(fields)})
     tokenizer.save(str(directory / "tokenizer.json"))
+    settings = tokenizer_config(fields, max_model_len=config["max_position_embeddings"])
     _write_json(directory / "tokenizer_config.json", settings)
+
+
+def _read_back(directory: Path) -> None:
+    """Raises ModelError unless all weights are there, in the shapes that the configuration says."""
+    config = served_config(directory)
+    assert isinstance(config, ModelConfig), "every layout is one that the native decoder computes"
+    load_weights(directory, config, torch.bfloat16, torch.device("cpu"))
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -115,6 +162,7 @@ def _config(fields: Fields, reader: GGUFReader) -> dict[str, Any]:
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     if own.get("expert_count"):
         raise ModelError(f"a mixture of {own['expert_count']} experts cannot be converted from GGUF")
+    _refuse_unknown(own, layout)
     num_heads = own["attention.head_count"]
     head_dim = int(tensors["blk.0.attn_q.weight"].shape[1]) // num_heads  # rows, which GGUF writes last
     return {
@@ -139,6 +187,15 @@ def _config(fields: Fields, reader: GGUFReader) -> dict[str, Any]:
         **{name: _decimal(own[key]) for name, key in layout.multipliers.items()},
         **_special_ids(fields),
     }
+
+
+def _refuse_unknown(own: Fields, layout: _Layout) -> None:
+    """What says how to compute, and is not followed here, would show as wrong answers and nothing else."""
+    followed = _UNDERSTOOD | set(layout.multipliers.values())
+    for key, value in own.items():
+        says_how = key.startswith(("attention.", "rope.")) or key in _GRANITE.values()
+        if says_how and key not in followed and value != _USUAL.get(key):
+            raise ModelError(f"its field {key}={value} is not understood: it cannot be converted")
 
 
 def _decimal(number: float) -> float:

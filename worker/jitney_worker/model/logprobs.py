@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as ListLike
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 
@@ -34,16 +35,24 @@ def token_logprobs(logits: Tensor, token_ids: ListLike[int], counts: ListLike[in
 def given_logprobs(
     to_logits: Callable[[Tensor], Tensor], hidden: Tensor, token_ids: ListLike[int], count: int
 ) -> list[TokenLogprobs]:
-    """The same for tokens of a prompt: hidden states [N, width] of those before each, a few rows of logits at a time.
+    """The same, with ranks, for tokens of a prompt: hidden states [N, width] of those before each.
 
-    The logits of a whole prompt at once could be larger than the model.
+    A few rows of logits at a time: those of a whole prompt could be larger than the model.
     """
     found: list[TokenLogprobs] = []
     for first in range(0, len(token_ids), PROMPT_ROWS_AT_ONCE):
         some = slice(first, first + PROMPT_ROWS_AT_ONCE)
-        following = token_ids[some]
-        found += token_logprobs(to_logits(hidden[some]), following, [count] * len(following))
+        following, logits = token_ids[some], to_logits(hidden[some])
+        logprobs = token_logprobs(logits, following, [count] * len(following))
+        ranks = _ranks(logits, following)
+        found += (replace(one, rank=rank) for one, rank in zip(logprobs, ranks, strict=True))
     return found
+
+
+def _ranks(logits: Tensor, token_ids: ListLike[int]) -> list[int]:
+    own = logits.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
+    ranks: list[int] = (logits >= own).sum(dim=-1).tolist()
+    return ranks
 
 
 def _some_logprobs(logits: Tensor, token_ids: ListLike[int], counts: ListLike[int]) -> Iterator[TokenLogprobs]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -10,15 +11,29 @@ from torch import Tensor
 
 def pretended_cache(body: Any, length: int | Tensor) -> dict[str, Any]:
     """Arguments that give a model such a cache. length: one for the call, or one for each token of it."""
+    return {_argument(type(body)): _kind()(length), "use_cache": True}
+
+
+@functools.cache
+def _argument(body: type) -> str:
+    """transformers renamed it in the course of its version 5."""
+    return "cache" if "cache" in inspect.signature(body.forward).parameters else "past_key_values"  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _kind() -> type:
+    """Made late, and once: transformers takes seconds to import, and some models get one in every step."""
     from transformers import DynamicCache
 
     class Pretended(DynamicCache):  # type: ignore[misc]  # transformers is not typed
+        def __init__(self, length: int | Tensor) -> None:
+            super().__init__()
+            self.length = length
+
         def get_seq_length(self, *_: Any, **__: Any) -> int | Tensor:
-            return length
+            return self.length
 
         def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
             return keys, values
 
-    # transformers renamed the argument in the course of its version 5.
-    name = "cache" if "cache" in inspect.signature(body.forward).parameters else "past_key_values"
-    return {name: Pretended(), "use_cache": True}
+    return Pretended

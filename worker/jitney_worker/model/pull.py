@@ -45,9 +45,22 @@ def pull(name: str, *, from_wheel: Path | None = None, from_gguf: Path | None = 
     from_wheel, from_gguf: use this file instead of downloading; it must have the registered checksum. Under a name
     that is not registered any GGUF file is converted. Raises ModelError.
     """
-    if name not in KNOWN_MODELS and from_gguf is not None:
-        return _import(name, from_gguf, say)
-    model, directory = known_model(name), model_dir(name)
+    if from_wheel is not None and from_gguf is not None:
+        raise ModelError("--from-wheel and --from-gguf both say where the model comes from: give one")
+    try:
+        if name not in KNOWN_MODELS and from_gguf is not None:
+            return _import(name, from_gguf, say)
+        return _registered(known_model(name), from_wheel, from_gguf, say)
+    except OSError as error:  # no room, not to be written, not to be read
+        raise ModelError(
+            f"{name} cannot be pulled into {models_dir()}: {error}; JITNEY_MODELS_DIR names another place"
+        ) from error
+
+
+def _registered(model: KnownModel, from_wheel: Path | None, from_gguf: Path | None, say: Say) -> Path:
+    name, directory = model.name, model_dir(model.name)
+    if from_gguf is not None:
+        _check(from_gguf, model.gguf_sha256)
     if is_complete(directory):
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -56,8 +69,8 @@ def pull(name: str, *, from_wheel: Path | None = None, from_gguf: Path | None = 
             return directory
         staging = directory.parent / f".{name}.staging"
         staging.mkdir(exist_ok=True)
-        gguf = _checked_gguf(model, staging, from_wheel, from_gguf, say)
-        origin = {"name": model.name, "licence": model.licence, "gguf_sha256": model.gguf_sha256}
+        gguf = from_gguf or _checked_gguf(model, staging, from_wheel, say)
+        origin = {"name": name, "licence": model.licence, "gguf_sha256": model.gguf_sha256}
         _put_in_place(gguf, origin, staging, directory, say)
     return directory
 
@@ -69,14 +82,20 @@ def _import(name: str, gguf: Path, say: Say) -> Path:
     if not gguf.is_file():
         raise ModelError(f"{gguf} does not exist")
     directory = models_dir() / name
+    origin = {"name": name, "licence": "", "gguf_sha256": _sha256(gguf)}
+    if _is_made_of(origin, directory):  # asked before the lock, which a directory that is only read does not give
+        return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
     with _lock(directory.parent / f".{name}.lock", say):
-        origin = {"name": name, "licence": "", "gguf_sha256": _sha256(gguf)}
-        if not (is_complete(directory) and _origin(directory) == origin):
+        if not _is_made_of(origin, directory):
             staging = directory.parent / f".{name}.staging"
             staging.mkdir(exist_ok=True)
             _put_in_place(gguf, origin, staging, directory, say)
     return directory
+
+
+def _is_made_of(origin: dict[str, str], directory: Path) -> bool:
+    return is_complete(directory) and _origin(directory) == origin
 
 
 def _origin(directory: Path) -> dict[str, str]:
@@ -107,11 +126,8 @@ def _lock(path: Path, say: Say) -> Iterator[None]:
         yield
 
 
-def _checked_gguf(model: KnownModel, staging: Path, wheel: Path | None, gguf: Path | None, say: Say) -> Path:
-    """A GGUF file with the registered checksum: the one given, the one staged, or the one in the wheel."""
-    if gguf is not None:
-        _check(gguf, model.gguf_sha256)
-        return gguf
+def _checked_gguf(model: KnownModel, staging: Path, wheel: Path | None, say: Say) -> Path:
+    """A GGUF file with the registered checksum: the one staged, or the one in the wheel."""
     staged = staging / Path(model.member).name
     if staged.is_file() and _sha256(staged) == model.gguf_sha256:
         return staged

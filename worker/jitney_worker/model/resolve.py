@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from jitney.errors import ModelError
-from jitney_worker.model.adopted_config import first_line
+from jitney.errors import ModelError, first_line
 from jitney_worker.model.pull import Say, pull, say_on_stderr
-from jitney_worker.model.registry import KNOWN_MODELS, imported_dir, is_complete, model_dir, pulled_model
+from jitney_worker.model.registry import KNOWN_MODELS, imported_dir, pulled_model
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt")
@@ -24,7 +23,7 @@ def resolve(name: str | Path, *, offline: bool = False, say: Say = say_on_stderr
     what to do.
     """
     text = str(name)
-    path = Path(text).expanduser()
+    path = _path(text)
     if (path / "config.json").is_file():
         return path.resolve()
     if text in KNOWN_MODELS:
@@ -45,18 +44,14 @@ def resolve(name: str | Path, *, offline: bool = False, say: Say = say_on_stderr
     )
 
 
-def model_path(name: str) -> Path:
-    """Where a model lies, without fetching anything and without asking a hub."""
-    if name in KNOWN_MODELS and is_complete(model_dir(name)):
-        return model_dir(name)
-    return resolve(name, offline=True)
-
-
-def fetch(name: str, *, say: Say = say_on_stderr) -> Path:
-    """The directory of a registered name or a hub id, fetched if it is not here. Raises ModelError."""
-    if name not in KNOWN_MODELS and _HUB_ID.fullmatch(name):
-        return _from_hub(name, offline=False)
-    return pull(name, say=say)
+def _path(text: str) -> Path:
+    """The path that a name would be. Raises ModelError for one that cannot even be looked at."""
+    try:
+        path = Path(text).expanduser()
+        (path / "config.json").is_file()
+    except (OSError, RuntimeError) as error:  # too long, not to be entered, the home of nobody
+        raise ModelError(f"{text[:80]!r} cannot be looked up as a directory: {first_line(error)}") from error
+    return path
 
 
 def _from_hub(repository: str, *, offline: bool) -> Path:

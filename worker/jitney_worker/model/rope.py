@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from jitney.errors import ModelError
 from jitney_worker.model.config import ModelConfig
 
 
@@ -31,8 +34,8 @@ class Rope:
     """Turns positions into rotations; angles are computed in float32 whatever the model's dtype is."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
-        frequencies, self._attention_scale = _frequencies(config)
-        self._frequencies = frequencies.to(device)
+        turning, self._attention_scale = frequencies(config)
+        self._frequencies = turning.to(device)
 
     def at(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         """The rotation of positions [num_tokens]."""
@@ -41,7 +44,7 @@ class Rope:
         return Rotation(cos.to(dtype)[:, None], sin.to(dtype)[:, None])
 
 
-def _frequencies(config: ModelConfig) -> tuple[Tensor, float]:
+def frequencies(config: ModelConfig) -> tuple[Tensor, float]:
     """Inverse frequencies [half of what rotates] and the scale of cos and sin (1 but for YaRN and longrope)."""
     rope = config.rope
     if rope.kind == "default":
@@ -51,19 +54,36 @@ def _frequencies(config: ModelConfig) -> tuple[Tensor, float]:
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    carrier = LlamaConfig(
-        hidden_size=config.hidden_size,
-        num_attention_heads=config.num_heads,
-        head_dim=config.head_dim,
-        max_position_embeddings=config.max_model_len,
-        rope_parameters={
-            "rope_type": rope.kind,
-            "rope_theta": rope.theta,
-            "partial_rotary_factor": rope.share,
-            **{name: list(one) if isinstance(one, tuple) else one for name, one in rope.scaling},
-        },
-    )
-    # seq_len: longrope has two sets of frequencies. One is taken for the model's whole context: a set that depended on
-    # the length of a sequence would turn its neighbours' keys, and its own that are in the cache already.
-    frequencies, scale = ROPE_INIT_FUNCTIONS[rope.kind](carrier, seq_len=config.max_model_len)
+    numbers = {name: list(one) if isinstance(one, tuple) else one for name, one in rope.scaling}
+    _check_lengths(numbers, (int(config.head_dim * rope.share) + 1) // 2)
+    try:
+        carrier = LlamaConfig(
+            hidden_size=config.num_heads * config.head_dim,
+            num_attention_heads=config.num_heads,
+            head_dim=config.head_dim,
+            max_position_embeddings=config.max_model_len,
+            rope_parameters={
+                "rope_type": rope.kind,
+                "rope_theta": rope.theta,
+                "partial_rotary_factor": rope.share,
+                **numbers,
+            },
+        )
+        # seq_len: longrope has two sets of frequencies. One is taken for the model's whole context: a set that depended
+        # on the length of a sequence would turn its neighbours' keys, and its own that are in the cache already.
+        frequencies, scale = ROPE_INIT_FUNCTIONS[rope.kind](carrier, seq_len=config.max_model_len)
+    except Exception as error:  # a number that is missing or of another kind, found out by foreign code
+        raise ModelError(
+            f"rope_parameters of config.json, type {rope.kind!r}, cannot be used ({type(error).__name__}: {error}): "
+            f"it says {numbers}"
+        ) from error
     return frequencies.float(), float(scale)
+
+
+def _check_lengths(numbers: Mapping[str, Any], length: int) -> None:
+    """One factor too few is an error of torch's, but a single one would be taken for all frequencies."""
+    for name in ("short_factor", "long_factor"):
+        if name in numbers and not (isinstance(numbers[name], list) and len(numbers[name]) == length):
+            raise ModelError(
+                f"{name} of config.json's rope_parameters must be {length} numbers, one for each frequency"
+            )

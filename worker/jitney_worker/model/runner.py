@@ -8,18 +8,24 @@ import torch
 from torch import Tensor
 
 from jitney.errors import SettingsError
+from jitney.logs import logger
 from jitney_worker.engine.protocol import ModelOutput, SchedulerOutput, TokenLogprobs
 from jitney_worker.engine.sequence import SequenceId
 from jitney_worker.model.attention import AttentionBackend, TorchAttention
 from jitney_worker.model.batch import step_batch
-from jitney_worker.model.cache import KVCache, default_budget, num_blocks_for
+from jitney_worker.model.cache import KVCache, PagedCache, default_budget, num_blocks_for
 from jitney_worker.model.choice import served_config
+from jitney_worker.model.choosing import choose
 from jitney_worker.model.config import ModelConfig
 from jitney_worker.model.decoder import Decoder, ServedConfig
 from jitney_worker.model.llama import LlamaDecoder
 from jitney_worker.model.logprobs import given_logprobs
+from jitney_worker.model.native.attention import NativeAttention, can_attend
+from jitney_worker.model.native.cache import TiledCache, tiled
+from jitney_worker.model.native.choice import KernelsName, team_for
+from jitney_worker.model.native.decoder import NativeDecoder
+from jitney_worker.model.native.library import Team
 from jitney_worker.model.rows import SamplingRows
-from jitney_worker.model.sampler import sample
 from jitney_worker.model.weights import load_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -28,7 +34,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class TorchRunner:
     """Fulfils `ModelRunner`. One thread at a time may call `execute`."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, attention: AttentionBackend) -> None:
+    def __init__(self, decoder: Decoder, cache: PagedCache, attention: AttentionBackend) -> None:
         self.decoder = decoder
         self.cache = cache
         self.attention = attention
@@ -57,6 +63,21 @@ class TorchRunner:
         return str(self.cache.device)
 
     @property
+    def team(self) -> Team | None:
+        """Whose kernels attend; None for plain torch."""
+        return self.attention.team if isinstance(self.attention, NativeAttention) else None
+
+    @property
+    def kernels(self) -> str:
+        """What multiplies: `torch`, or the level of the CPU's instructions that the kernels were compiled for."""
+        return "torch" if self.team is None else self.team.library.level
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a row's results are bit-equal whatever is computed beside it, and however its prompt is cut."""
+        return isinstance(self.decoder, NativeDecoder)
+
+    @property
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
@@ -82,7 +103,7 @@ class TorchRunner:
             self.cache.wipe(batch.fresh_blocks)
         hidden = self.decoder.forward(batch.token_ids, batch.positions, self.attention.plan(batch))
         sampling = self._sampling_rows.of(scheduled.scheduled)
-        rows = sample(self.decoder.logits(hidden[batch.sample_at]), sampling) if sampling else []
+        rows = choose(self.decoder, hidden[batch.sample_at], sampling)
         return ModelOutput(rows, self._prompt_logprobs(scheduled, hidden, batch.first_at))
 
     def _prompt_logprobs(
@@ -109,28 +130,59 @@ def load_runner(
     kv_cache_bytes: int | None = None,
     block_size: int = 16,
     num_threads: int | None = None,
+    kernels: KernelsName = "auto",
+    quantization: str = "none",
+    batch_invariant: bool = False,
 ) -> TorchRunner:
     """Read a model directory and allocate its cache.
 
     num_blocks wins over kv_cache_bytes; without either `default_budget` decides. num_threads: of torch, for the whole
-    process. Raises ModelError (files) or SettingsError (numbers).
+    process, and of the kernels. quantization: `none` or `int8`. batch_invariant: refuse what could not be it.
+    Raises ModelError (files) or SettingsError (numbers, or what the kernels cannot do).
     """
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    path = Path(directory)
-    on = pick_device(device)
+    path, on = Path(directory), pick_device(device)
     kind = pick_dtype(dtype, on)
-    decoder = load_decoder(path, kind, on)
+    team = team_for(kernels, device=on, dtype=kind, block_size=block_size, num_threads=num_threads)
+    decoder = load_decoder(path, kind, on, team=team, quantization=quantization)
+    if batch_invariant and not isinstance(decoder, NativeDecoder):
+        raise SettingsError(f"batch_invariant=True needs the kernels and a native architecture; {path} has not both")
+    if team is not None and not all(map(can_attend, decoder.attention_layers)):
+        logger().warning("kernels_torch", reason="the heads of this model are too wide for the kernels")
+        team = None
+    layers = decoder.attention_layers if team is None else tuple(map(tiled, decoder.attention_layers))
     if num_blocks is None:
         budget = default_budget(on) if kv_cache_bytes is None else kv_cache_bytes
-        num_blocks = num_blocks_for(budget, decoder.attention_layers, block_size, kind)
-    cache = KVCache(decoder.attention_layers, num_blocks, block_size, kind, on)
-    return TorchRunner(decoder, cache, TorchAttention(cache))
+        num_blocks = num_blocks_for(budget, layers, block_size, kind)
+    return runner_over(decoder, num_blocks, block_size, kind, on, team)
 
 
-def load_decoder(directory: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """The native decoder where it knows the architecture, otherwise transformers' own model. Raises ModelError."""
+def runner_over(
+    decoder: Decoder, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device, team: Team | None
+) -> TorchRunner:
+    """A runner with an empty cache of its own. team: whose kernels attend; None for plain torch."""
+    layers = decoder.attention_layers
+    if team is None:
+        plain = KVCache(layers, num_blocks, block_size, dtype, device)
+        return TorchRunner(decoder, plain, TorchAttention(plain))
+    cache = TiledCache(layers, num_blocks, block_size, dtype)
+    return TorchRunner(decoder, cache, NativeAttention(cache, team))
+
+
+def load_decoder(
+    directory: Path, dtype: torch.dtype, device: torch.device, *, team: Team | None = None, quantization: str = "none"
+) -> Decoder:
+    """The native decoder where it knows the architecture, otherwise transformers' own model. Raises ModelError.
+
+    team: the native decoder computes with its kernels. quantization: only they can; SettingsError without.
+    """
     config = served_config(directory)
+    if isinstance(config, ModelConfig) and team is not None:
+        weights = load_weights(directory, config, dtype, device)
+        return NativeDecoder(config, weights, team, quantised=quantization == "int8")
+    if quantization != "none":
+        raise SettingsError(f"quantization={quantization!r} needs the kernels and a native architecture")
     if isinstance(config, ModelConfig):
         return LlamaDecoder(config, load_weights(directory, config, dtype, device))
     from jitney_worker.model.adopted import load_adopted

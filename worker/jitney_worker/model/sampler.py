@@ -24,10 +24,11 @@ from jitney_worker.model.logprobs import ROWS_AT_ONCE_ON_CPU, token_logprobs
 from jitney_worker.model.noise import NOISE_REACH, gumbel
 from jitney_worker.model.processors import Edits, edit
 
-SAMPLER_VERSION = 2
-"""Part of the fingerprint: raise it when the same logits, parameters and seed may give another token.
+SAMPLER_VERSION = 3
+"""Part of the fingerprint: raise it when the same logits, parameters and seed may give another token or another text.
 
 2: min_p and logits processors. Version 1 does not know them, so it may not continue a job that has some.
+3: min_tokens holds off ignored end tokens too; an answer to a prompt keeps its first space.
 """
 
 Filter = Literal["none", "top_k", "top_p"]
@@ -37,7 +38,7 @@ MIN_TEMPERATURE = 1e-3
 """Below it a row is greedy: logit / T could overflow float32."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, making 64 of them would cost each step some 20 microseconds
 class SamplingRow:
     """How one row of logits is sampled. top_k < 1 or >= vocabulary, and top_p >= 1, switch the filter off.
 
@@ -71,7 +72,7 @@ def sample(logits: Tensor, rows: ListLike[SamplingRow]) -> list[Sampled | RowFai
     not notice.
     """
     top, token_ids = logits.max(dim=-1)  # NaN wins a maximum; of equal values the lowest id does
-    failures = {i: _failure(value) for i, value in enumerate(top.tolist()) if not math.isfinite(value)}
+    failures = {i: row_failure(value) for i, value in enumerate(top.tolist()) if not math.isfinite(value)}
     plain = [i for i, row in enumerate(rows) if row.edits is None and i not in failures]
     _draw_some(token_ids, logits, top, rows, plain)
     if len(plain) + len(failures) < len(rows):
@@ -82,7 +83,8 @@ def sample(logits: Tensor, rows: ListLike[SamplingRow]) -> list[Sampled | RowFai
     return [failures.get(i) or Sampled(chosen[i], logprobs.get(i)) for i in range(len(rows))]
 
 
-def _failure(top: float) -> RowFailure:
+def row_failure(top: float) -> RowFailure:
+    """Of a row whose largest logit is not finite."""
     what = "NaN" if math.isnan(top) else "+Inf" if top > 0 else "only -Inf"
     return RowFailure("bad_logits", f"the model produced {what} among the logits of this sequence")
 

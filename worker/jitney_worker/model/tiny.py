@@ -56,12 +56,16 @@ def make_tiny(
 ) -> Path:
     """Write a random model of one family; the same arguments give the same bytes. Returns the directory.
 
-    overrides: further entries of config.json, such as {"sliding_window": 24}. Raises ModelError for an unknown family.
+    overrides: further entries of config.json, such as {"sliding_window": 24}. Raises ModelError for an unknown family,
+    and where no directory can be made.
     """
     if family not in _FAMILY:
         raise ModelError(f"family={family!r} is unknown: use one of {', '.join(FAMILY_NAMES)}")
     config = {"model_type": family, "dtype": "float32", **_SHAPE, **_FAMILY[family], **(overrides or {})}
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelError(f"{directory} cannot be made a directory: {error.strerror}") from error
     save_file(_random_weights(config, seed), directory / "model.safetensors", metadata={"format": "pt"})
     _write_json(directory / "config.json", config)
     special = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}

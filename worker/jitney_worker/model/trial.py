@@ -23,7 +23,7 @@ from jitney_worker.model.attention import TorchAttention
 from jitney_worker.model.batch import step_batch
 from jitney_worker.model.cache import KVCache
 from jitney_worker.model.decoder import Decoder
-from jitney_worker.model.paging import visited_by
+from jitney_worker.model.paging import SERVING, visited_by
 from jitney_worker.model.pretended_cache import pretended_cache
 
 BLOCK_SIZE = 4
@@ -116,13 +116,13 @@ def _paged_logits(
 
 def _own_logits(model: Any, sequence: Sequence) -> Tensor:
     """The model by itself: its own attention, its own positions, the sequence whole."""
-    paged = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:
         ids = torch.tensor([sequence.token_ids], device=model.device)
         logits: Tensor = model(input_ids=ids, use_cache=False).logits[0]
     finally:
-        model.set_attn_implementation(paged)
+        # Not what the model's configuration named before: of several models in one, the outer one may name nothing.
+        model.set_attn_implementation(SERVING)
     return logits.float()
 
 
@@ -143,6 +143,8 @@ def _heard(decoder: Tried, positions: list[int], *, past: int | None = None) -> 
             decoder.run_body(token_ids, where)
         else:
             decoder.body(input_ids=token_ids[None], position_ids=where[None], **pretended_cache(decoder.body, past))
+    if len(listener.heard) != 2 * len(decoder.attention_layers):
+        raise ModelError(f"{type(decoder.model).__name__} does not send every pass through the attention interface")
     return listener.heard
 
 

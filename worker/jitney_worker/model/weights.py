@@ -5,7 +5,6 @@ Pickled checkpoints are refused: unpickling runs whatever the file says.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,10 @@ from torch import Tensor
 from jitney.errors import ModelError
 from jitney.logs import logger
 from jitney_worker.model.config import ModelConfig
+from jitney_worker.model.config_files import Entries, read_json
+
+PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""Numbers that are what they say. Of smaller ones the scales lie somewhere else, and nobody would apply them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +67,15 @@ class Checkpoint:
         self._taken: set[str] = set()
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """One tensor. Raises ModelError if it is absent or of another shape."""
+        """One tensor. Raises ModelError if it is absent, of another shape, or no plain number."""
         if name not in self._files:
             raise ModelError(f"{self._where}: tensor {name} is missing from the weights")
         self._taken.add(name)
         tensor: Tensor = self._files[name].get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise ModelError(f"{self._where}: tensor {name} is {list(tensor.shape)}, config.json implies {list(shape)}")
+        if tensor.dtype not in PLAIN:
+            raise ModelError(f"{self._where}: tensor {name} is {tensor.dtype}: quantised weights are not served")
         return tensor.to(device=self._device, dtype=self._dtype)
 
     def left_over(self) -> list[str]:
@@ -84,18 +89,20 @@ class Checkpoint:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a model, sorted. Raises ModelError if there are none or some are missing."""
+    """The safetensors files of a model, sorted; where there is a whole file and shards, the whole one, as transformers.
+
+    Raises ModelError if there are none, if some are missing, or if the index names files elsewhere.
+    """
+    single = directory / "model.safetensors"
+    if single.is_file():
+        return [single]
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        files = [directory / name for name in names]
+        files = [directory / name for name in _indexed(index)]
         missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise ModelError(f"{directory}: weight files are missing: {', '.join(missing)}")
         return files
-    single = directory / "model.safetensors"
-    if single.is_file():
-        return [single]
     files = sorted(directory.glob("*.safetensors"))
     if files:
         return files
@@ -104,16 +111,47 @@ def weight_files(directory: Path) -> list[Path]:
     raise ModelError(f"{directory}: no safetensors weights found")
 
 
+def _indexed(index: Path) -> list[str]:
+    """Names of the files that an index speaks of, each once, sorted. Raises ModelError if one could lie elsewhere."""
+    names = Entries(read_json(index), str(index.parent), index.name).part("weight_map").values()
+    odd = [name for name in names if not (isinstance(name, str) and _is_plain(name))]
+    if odd:
+        raise ModelError(f"{index} names {odd[0]!r}: weight files must lie beside their index")
+    if not names:
+        raise ModelError(f"{index} names no weight files")
+    return sorted(set(names))
+
+
+def _is_plain(name: str) -> bool:
+    return name == Path(name).name and name != ".." and "\0" not in name
+
+
+def refuse_packed(files: Iterable[Path]) -> None:
+    """Raise ModelError for floats of less than 16 bits: only the headers are read. See `PLAIN`."""
+    for file in files:
+        with _opened(file) as tensors:
+            for name in tensors.keys():  # noqa: SIM118  it is no mapping
+                if tensors.get_slice(name).get_dtype().startswith(("F8", "F6", "F4")):
+                    raise ModelError(f"{file}: tensor {name} is quantised, which is not served")
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        opened = safe_open(file, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file} is damaged or not a safetensors file: {error}") from error
+    with opened as tensors:
+        yield tensors
+
+
 @contextmanager
 def open_checkpoint(directory: Path, dtype: torch.dtype, device: torch.device) -> Iterator[Checkpoint]:
     """All weight files of a directory, memory-mapped while the context lasts."""
     with ExitStack() as stack:
         by_name: dict[str, Any] = {}
         for file in weight_files(directory):
-            try:
-                opened = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
-            except (SafetensorError, OSError) as error:
-                raise ModelError(f"{file} is damaged or not a safetensors file: {error}") from error
+            opened = stack.enter_context(_opened(file))
             by_name |= dict.fromkeys(opened.keys(), opened)
         yield Checkpoint(by_name, directory, dtype, device)
 

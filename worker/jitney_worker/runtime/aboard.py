@@ -47,12 +47,12 @@ class Aboard:
 
         Choices that ended in an earlier attempt do not: the engine could not tell one that a stop string ended.
         """
-        sampling = job.spec.sampling
+        stop, options = job.spec.sampling.stop, text_options(job.spec, job.prompt_ids)
         for choice in job.choices:
             if choice.finish_reason is None:
                 request = choice.request
                 end_ids = request.params.stop_token_ids
-                self._stop_rules.register(request.id, sampling.stop, end_ids, text_options(sampling))
+                self._stop_rules.register(request.id, stop, end_ids, options)
                 self._bridge.send(Add(request))
 
     def seat_suspects(self) -> None:

@@ -1,6 +1,6 @@
 """The one bridge between the event loop and the engine thread. Plain values cross it, nothing is shared.
 
-    event loop  --- Add, Abort, Stop --->  engine thread
+    event loop  --- Add, Abort --->  engine thread
     event loop  <-- StepReport, Refused, Fault, Halted ---  engine thread
 
 The engine takes all that has arrived at every iteration boundary. It may run `max_unpublished_steps` ahead

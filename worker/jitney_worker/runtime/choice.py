@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from jitney.keys import Fence, JobId
 from jitney.messages import Event, FinishReason
@@ -28,16 +28,18 @@ def sequence_id(delivery: Delivery, choice: int) -> SequenceId:
     return SequenceId(f"{delivery.id}/{choice}/{delivery.fence}")
 
 
-def job_id_of(sequence: SequenceId) -> JobId:
-    return JobId(sequence.split("/")[0])
+class Named(NamedTuple):
+    """The parts of a sequence's id."""
+
+    job_id: JobId
+    choice: int
+    fence: Fence
 
 
-def choice_of(sequence: SequenceId) -> int:
-    return int(sequence.split("/")[1])
-
-
-def fence_of(sequence: SequenceId) -> Fence:
-    return Fence(sequence.split("/")[2])
+def named(sequence: SequenceId) -> Named:
+    """The inverse of `sequence_id`."""
+    job_id, choice, fence = sequence.split("/")
+    return Named(JobId(job_id), int(choice), Fence(fence))
 
 
 @dataclass(slots=True)

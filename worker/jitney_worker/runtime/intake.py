@@ -103,7 +103,8 @@ class Intake:
             num_prompt_logprobs=first.params.num_prompt_logprobs if says_prompt else None,
         )
         request = replace(first, id=sequence_id(delivery, number), params=params, output_ids=tuple(said.token_ids))
-        speller = Speller(self._tokenizer, spec.sampling.stop, params.stop_token_ids, text_options(spec.sampling))
+        options = text_options(spec, first.prompt_ids)
+        speller = Speller(self._tokenizer, spec.sampling.stop, params.stop_token_ids, options)
         speller.replay(said.token_ids)
         choice = Choice(request, speller, len(said.token_ids), len(said.token_ids))
         if spec.sampling.echo and not said.token_ids:

@@ -28,9 +28,6 @@ class LogTail:
         self._events: deque[bytes] = deque()
         self._num_bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._events)
-
     def extend(self, first_seq: int, events: Sequence[bytes]) -> None:
         """Keep what is being written now; it need not have arrived yet."""
         assert first_seq == self.next_seq, f"the log goes on with {self.next_seq}, not with {first_seq}"

@@ -13,7 +13,7 @@ from jitney_worker.engine.protocol import Capacity, EngineSnapshot, SequenceDelt
 from jitney_worker.engine.sequence import SequenceId
 from jitney_worker.runtime.aboard import Aboard
 from jitney_worker.runtime.bridge import Fault, Halted, Refused, Report, StepReport
-from jitney_worker.runtime.choice import fence_of
+from jitney_worker.runtime.choice import named
 from jitney_worker.runtime.roster import Roster
 from jitney_worker.runtime.running import RunningJob
 
@@ -73,26 +73,27 @@ class Reports:
             self.snapshot, self.snapshot_at = snapshot, at
             self.snapshot_came.set()
             for seat in snapshot.seats:
-                job = self._aboard.get(fence_of(seat.id))
+                job = self._aboard.get(named(seat.id).fence)
                 if job is not None:
                     job.is_seated = True
         self._room()
 
     def _gain(self, delta: SequenceDelta) -> RunningJob | None:
-        job = self._aboard.get(fence_of(delta.id))
+        name = named(delta.id)
+        job = self._aboard.get(name.fence)
         if job is None or job.is_over:
             return None  # dropped while this step was running
-        next_seq = job.next_seq
+        next_seq, choice = job.next_seq, job.choices[name.choice]
         try:
-            job.gain(delta)
+            job.gain(choice, delta)
         except Exception as error:
             silence(job, next_seq, error)
         if delta.finish_reason is not None or delta.error is not None:
-            self._roster.left(delta, job.num_tokens)
+            self._roster.left(delta, choice.num_tokens)
         return job
 
     def _refuse(self, sequence_id: SequenceId, error: Exception) -> list[RunningJob]:
-        job = self._aboard.get(fence_of(sequence_id))
+        job = self._aboard.get(named(sequence_id).fence)
         if job is None:
             return []
         job.fail((error if isinstance(error, JitneyError) else JitneyError(repr(error))).wire())

@@ -8,8 +8,8 @@ from collections import deque
 from typing import Any
 
 from jitney.workers import Departure, SeatView, WorkerView, unix_now
-from jitney_worker.engine.protocol import EngineSnapshot, SequenceDelta
-from jitney_worker.runtime.choice import choice_of, job_id_of
+from jitney_worker.engine.protocol import EngineSnapshot, Seat, SequenceDelta
+from jitney_worker.runtime.choice import named
 
 NUM_DEPARTURES_KEPT = 64
 
@@ -38,12 +38,13 @@ class Roster:
         return self._view.id
 
     def left(self, delta: SequenceDelta, num_output_tokens: int) -> None:
-        """A sequence ended in this delta's step."""
+        """A sequence ended in this delta's step, with so many tokens in all."""
         reason = delta.error.code if delta.error is not None else str(delta.finish_reason)
+        name = named(delta.id)
         self._departures.append(
             Departure(
-                job=job_id_of(delta.id),
-                choice=choice_of(delta.id),
+                job=name.job_id,
+                choice=name.choice,
                 joined_step=delta.joined_step,
                 left_step=delta.step,
                 num_output_tokens=num_output_tokens,
@@ -69,17 +70,19 @@ class Roster:
                 "num_preemptions": snapshot.num_preemptions,
                 "num_generated_tokens": snapshot.num_generated_tokens,
                 "num_computed_tokens": snapshot.num_computed_tokens,
-                "seats": tuple(
-                    SeatView(
-                        job=job_id_of(seat.id),
-                        choice=choice_of(seat.id),
-                        joined_step=seat.joined_step,
-                        num_prompt_tokens=seat.num_prompt_tokens,
-                        num_computed_tokens=seat.num_computed_tokens,
-                        num_output_tokens=seat.num_output_tokens,
-                    )
-                    for seat in snapshot.seats
-                ),
+                "seats": tuple(map(_seat_view, snapshot.seats)),
             }
         self._view = self._view.model_copy(update=changes)
         return self._view
+
+
+def _seat_view(seat: Seat) -> SeatView:
+    name = named(seat.id)
+    return SeatView(
+        job=name.job_id,
+        choice=name.choice,
+        joined_step=seat.joined_step,
+        num_prompt_tokens=seat.num_prompt_tokens,
+        num_computed_tokens=seat.num_computed_tokens,
+        num_output_tokens=seat.num_output_tokens,
+    )

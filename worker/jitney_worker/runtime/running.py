@@ -13,7 +13,7 @@ from jitney.keys import Fence, JobId
 from jitney.messages import Event, JobSpec, usage_of
 from jitney.queue import Append, Delivery, Ending, pack_ids
 from jitney_worker.engine.protocol import RowFailure, SequenceDelta, TokenLogprobs
-from jitney_worker.runtime.choice import Choice, SpellsLogprobs, choice_of
+from jitney_worker.runtime.choice import Choice, SpellsLogprobs
 from jitney_worker.runtime.log_tail import LogTail
 
 DEFAULT_KEEP_S = 3_600
@@ -71,9 +71,8 @@ class RunningJob:
     def keep_s(self) -> int:
         return keep_s(self.spec)
 
-    def gain(self, delta: SequenceDelta) -> None:
-        """Take one sequence's step in."""
-        choice = self.choices[choice_of(delta.id)]
+    def gain(self, choice: Choice, delta: SequenceDelta) -> None:
+        """Take in what one of its choices gained in a step."""
         self.is_seated = True
         if delta.num_cached_tokens and not self.is_started:
             self.cached_tokens = delta.num_cached_tokens

@@ -39,6 +39,7 @@ def sequence_params(
         min_p=sampling.min_p,
         seed=sampling.seed or 0,
         stop_token_ids=own_ends | frozenset(sampling.stop_token_ids),
+        eos_token_ids=eos_token_ids,
         min_tokens=sampling.min_tokens,
         num_logprobs=sampling.logprobs,
         num_prompt_logprobs=sampling.prompt_logprobs,
@@ -47,12 +48,16 @@ def sequence_params(
     )
 
 
-def text_options(sampling: SamplingParams) -> TextOptions:
-    """The same for the engine's rules and for the publisher's speller: they must agree on every token."""
+def text_options(spec: JobSpec, prompt_ids: tuple[int, ...]) -> TextOptions:
+    """The same for the engine's rules and for the publisher's speller: they must agree on every token.
+
+    The answer to a prompt goes on with it, as in vLLM; what is said in a chat is a text of its own.
+    """
     return TextOptions(
-        min_tokens=sampling.min_tokens,
-        include_stop_str_in_output=sampling.include_stop_str_in_output,
-        skip_special_tokens=sampling.skip_special_tokens,
+        min_tokens=spec.sampling.min_tokens,
+        include_stop_str_in_output=spec.sampling.include_stop_str_in_output,
+        skip_special_tokens=spec.sampling.skip_special_tokens,
+        follows=prompt_ids if spec.messages is None else (),
     )
 
 
@@ -77,7 +82,7 @@ def truncated(token_ids: tuple[int, ...], sampling: SamplingParams, *, max_seque
 def check_params(params: SequenceParams) -> None:
     """Raise InvalidJob for options that would leave the very first token nothing to be."""
     allowed = params.rules.allowed_token_ids if params.rules is not None else ()
-    if allowed and params.min_tokens > 0 and params.stop_token_ids.issuperset(allowed):
+    if allowed and params.min_tokens > 0 and (params.stop_token_ids | params.eos_token_ids).issuperset(allowed):
         raise InvalidJob(
             f"min_tokens={params.min_tokens} asks for tokens that do not end the answer, but allowed_token_ids holds "
             "no others",

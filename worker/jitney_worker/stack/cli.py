@@ -36,6 +36,7 @@ def up(
     policy: flags.PolicyName = None,
     lease_s: flags.LeaseS = None,
     num_threads: flags.NumThreads = None,
+    quantization: flags.Quantization = None,
     offline: flags.Offline = False,
     host: Host = "127.0.0.1",
     port: Port = 8000,
@@ -56,6 +57,7 @@ def up(
         "block_size": block_size,
         "policy": policy,
         "lease_s": lease_s,
+        "quantization": quantization,
     }
     raise typer.Exit(
         asyncio.run(

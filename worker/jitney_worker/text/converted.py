@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from jitney.errors import ModelError
+from jitney.errors import ModelError, first_line
 
 SENTENCEPIECE: Final = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model")
 OLDER: Final = (*SENTENCEPIECE, "vocab.json", "vocab.txt", "tekken.json", "tiktoken.model")
@@ -34,7 +34,6 @@ def converted(directory: Path) -> bytes:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         return bytes(tokenizer.backend_tokenizer.to_str().encode())
     except Exception as error:  # whatever transformers and the libraries behind it raise
-        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
-            f"{directory} has no tokenizer.json, and none can be made of its other files: {lines[0][:300]}"
+            f"{directory} has no tokenizer.json, and none can be made of its other files: {first_line(error)[:300]}"
         ) from error

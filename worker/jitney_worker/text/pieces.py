@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jitney_worker.text.decoders import steps_of
 from jitney_worker.text.files import TokenizerFiles
 from jitney_worker.text.steps import Step
@@ -22,6 +24,11 @@ class Pieces:
     def token(self, token_id: int) -> str | None:
         """The token as it stands in the vocabulary; None for an id that is not in it."""
         return self._tokens[token_id] if 0 <= token_id < len(self._tokens) else None
+
+    def is_text(self, token_id: int) -> bool:
+        """True if it spells something by itself: not a special token, nor a part of a character."""
+        spelled = b"" if self.is_special(token_id) else self.bytes_of(token_id)
+        return spelled != b"" and "\ufffd" not in spelled.decode("utf-8", "replace")
 
     def bytes_of(self, token_id: int) -> bytes:
         """What the token stands for by itself, a leading space kept; empty for an unknown id."""
@@ -54,6 +61,17 @@ class PieceStream:
         for feed in self._feeds:
             pieces = [shown for piece in pieces for shown in feed.push(piece)]
         return "".join(pieces)
+
+    def follow(self, token_ids: Sequence[int]) -> None:
+        """At the start: this text goes on where one of these tokens ends, so a space between the two is a part of it.
+
+        Decoders drop the space before a text's first word. An unfinished character is not carried over: what a text
+        of bytes spells never depends on what came before.
+        """
+        for token_id in reversed(token_ids):
+            if self._pieces.is_text(token_id):
+                self.push(token_id)
+                return
 
     def flush(self) -> str:
         """At the end: text that waited for a next token, and what there is of an unfinished character."""

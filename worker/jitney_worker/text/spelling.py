@@ -25,11 +25,13 @@ class TextOptions:
     min_tokens: a stop string that is complete within so many tokens is text like any other.
     include_stop_str_in_output: what ends the answer is part of its text, a stop string as well as a token.
     skip_special_tokens: special tokens are no text.
+    follows: ids of the text that the answer goes on with; empty if it is a text of its own.
     """
 
     min_tokens: int = 0
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    follows: tuple[int, ...] = ()
 
 
 PLAIN_TEXT: Final = TextOptions()
@@ -43,6 +45,9 @@ class Speller:
     is a special token, nor one of `end_ids` (tokens that end the answer). So, up to a stop string:
 
         texts of all pushes + flush() == tokenizer.decode(ids)
+
+    An answer that follows a text keeps the space before its first word besides, which `decode` drops for some
+    vocabularies.
     """
 
     def __init__(
@@ -53,6 +58,8 @@ class Speller:
         options: TextOptions = PLAIN_TEXT,
     ) -> None:
         self._stream = tokenizer.pieces.stream(skip_special_tokens=options.skip_special_tokens)
+        if options.follows:
+            self._stream.follow(options.follows)
         self._stops = StopStrings(stop)
         self._end_ids = frozenset() if options.include_stop_str_in_output else frozenset(end_ids)
         self._shows_stop = options.include_stop_str_in_output

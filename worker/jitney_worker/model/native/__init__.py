@@ -1,0 +1,1 @@
+"""Kernels for the CPU, in C++ behind a plain C interface: matrix products, paged attention, the whole decoder step."""

@@ -1,0 +1,131 @@
+// Sixteen numbers at once. Written with the compiler's vector types, so that the same source becomes AVX-512, two halves
+// of AVX2, or four quarters of NEON or SSE; intrinsics stand only where the compiler does not find the instruction.
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace jitney {
+
+constexpr int LANES = 16;
+
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE Floats splat(float value) { return Floats{} + value; }
+INLINE Ints splat(int32_t value) { return Ints{} + value; }
+
+template <class Vector, class Element>
+INLINE Vector load_as(const Element* from) {
+    Vector value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+INLINE Floats load(const float* from) { return load_as<Floats>(from); }
+INLINE void store(float* to, Floats value) { memcpy(to, &value, sizeof value); }
+
+INLINE Floats larger(Floats a, Floats b) {
+#if defined(__AVX512F__)
+    return _mm512_max_ps(a, b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+INLINE Floats rounded(Floats value) {
+#if defined(__AVX512F__)
+    return _mm512_roundscale_ps(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    const Floats shift = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves no room for a fraction
+    return (value + shift) - shift;
+#endif
+}
+
+// Always in the same order, so that a sum depends on its sixteen numbers alone.
+INLINE float sum_of(Floats value) {
+    float lanes[LANES];
+    store(lanes, value);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+INLINE float largest_of(Floats value) {
+    float lanes[LANES];
+    store(lanes, value);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+    return lanes[0];
+}
+
+// e^x to about 2 units in the last place; 0 below -87, NaN for NaN. x = n ln 2 + r, e^r by its Taylor series to r^7.
+INLINE Floats exp_of(Floats x) {
+    const Floats most = splat(88.0f), least = splat(-87.0f);
+    Ints too_small = x < least;
+    Floats clamped = x > most ? most : x;
+    clamped = clamped < least ? least : clamped;
+    Floats n = rounded(clamped * 1.44269504088896341f);
+    Floats r = clamped - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
+    Floats series = splat(1.98412698e-4f);
+    series = series * r + 1.38888889e-3f;
+    series = series * r + 8.33333333e-3f;
+    series = series * r + 4.16666667e-2f;
+    series = series * r + 1.66666667e-1f;
+    series = series * r + 0.5f;
+    series = series * r + 1.0f;
+    series = series * r + 1.0f;
+    Ints exponent = (__builtin_convertvector(n, Ints) + 127) << 23;
+    Floats value = series * (Floats)exponent;
+    return (Floats)((Ints)value & ~too_small);
+}
+
+INLINE Floats silu(Floats x) { return x / (1.0f + exp_of(-x)); }
+
+INLINE Floats tanh_of(Floats x) {
+    Floats twice = exp_of(2.0f * x);
+    return 1.0f - 2.0f / (twice + 1.0f);
+}
+
+// bfloat16: the upper half of a float32. Rounded to the nearest, ties to even; a NaN stays one.
+INLINE Halves to_bfloat16(Floats value) {
+#if defined(__AVX512BF16__)
+    return (Halves)_mm512_cvtneps_pbh(value);
+#else
+    Words bits = (Words)value;
+    Words result = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    Words quiet = (bits >> 16) | 0x40u;
+    Words is_nan = (Words)(value != value);
+    return __builtin_convertvector((result & ~is_nan) | (quiet & is_nan), Halves);
+#endif
+}
+
+INLINE Floats from_bfloat16(Halves value) { return (Floats)(__builtin_convertvector(value, Words) << 16); }
+
+INLINE uint16_t bfloat16_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if (value != value) return (uint16_t)((bits >> 16) | 0x40u);
+    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+INLINE float float_of(uint16_t value) {
+    uint32_t bits = (uint32_t)value << 16;
+    float result;
+    memcpy(&result, &bits, sizeof result);
+    return result;
+}
+
+constexpr long round_up(long value, long to) { return (value + to - 1) / to * to; }
+
+}  // namespace jitney
