@@ -7,10 +7,7 @@ trial shows (trial.py): a model that would answer wrongly is refused when it is 
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import inspect
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +16,12 @@ from torch import Tensor, nn
 
 from jitney.errors import ModelError, first_line
 from jitney.logs import logger
-from jitney_worker.model.adopted_config import AdoptedConfig, causal_class, read_config
+from jitney_worker.model.adopted_config import AdoptedConfig, causal_class, read_config, takes_position_ids
 from jitney_worker.model.attention import AttentionStep
 from jitney_worker.model.paging import SERVING, SURVEYING, Pager, register, visited_by
 from jitney_worker.model.pinned_rope import pin
 from jitney_worker.model.pretended_cache import pretended_cache
+from jitney_worker.model.quiet import quiet
 from jitney_worker.model.survey import Survey, rule_mask
 from jitney_worker.model.trial import PositionsByCache, try_out
 from jitney_worker.model.weights import refuse_packed, some_of, weight_files
@@ -99,9 +97,8 @@ def _load(directory: Path, dtype: torch.dtype) -> Any:
     refuse_packed(weight_files(directory))  # which refuses what is pickled or incomplete, in our words
     config = read_config(directory)
     model_class = causal_class(config, {}, directory)
-    refuse_by_declaration(model_class, config, str(directory))
     try:
-        with _quiet():
+        with quiet():
             model, found = model_class.from_pretrained(
                 directory,
                 config=config,
@@ -120,37 +117,13 @@ def _load(directory: Path, dtype: torch.dtype) -> Any:
     return model
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars and reports of transformers' own among a worker's log lines."""
-    from transformers.utils import logging
-
-    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if shown:
-            logging.enable_progress_bar()
-
-
-def refuse_by_declaration(model_class: Any, config: Any, where: str) -> None:
-    """Raise ModelError for what a class says of itself; the rest is found out by survey and trial."""
-    if config.is_encoder_decoder:
-        raise ModelError(f"{where}: {model_class.__name__} is part of an encoder-decoder, which is not served")
-    if model_class._is_stateful:
-        raise ModelError(f"{where}: {model_class.__name__} keeps a state besides keys and values, which is not served")
-
-
 def _body_name(model: Any, where: str) -> str:
     """Under which name a causal model keeps the part that its head stands on."""
     for name in (model.base_model_prefix, "model"):
         body = model._modules.get(name)
         if body is None:
             continue
-        if "position_ids" not in inspect.signature(body.forward).parameters:
+        if not takes_position_ids(body):
             raise ModelError(f"{where}: {type(model).__name__} takes no position ids, which is not served")
         return str(name)
     raise ModelError(f"{where}: {type(model).__name__} has no body apart from its head, which is not served")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jitney.errors import ModelError, first_line
+from jitney_worker.model.quiet import quiet
 
 _HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _NO_PART_OF_THE_MODEL = frozenset({"transformers_version", "_name_or_path", "dtype", "torch_dtype"})
@@ -33,15 +35,18 @@ def adopted_config(directory: Path, raw: Mapping[str, Any], eos_token_ids: tuple
     """Read a directory through transformers. Raises ModelError for what is no decoder of transformers' own."""
     import transformers
 
-    config = read_config(directory)
-    architecture = causal_class(config, raw, directory).__name__
+    config = _read(directory, raw)
+    model_class = causal_class(config, raw, directory)
+    refuse_by_declaration(model_class, config, directory)
     text = config.get_text_config(decoder=True)
-    max_model_len = getattr(text, "max_position_embeddings", None)
+    max_model_len, vocab_size = getattr(text, "max_position_embeddings", None), getattr(text, "vocab_size", None)
     if not isinstance(max_model_len, int) or max_model_len < 1:
-        raise ModelError(f"{directory}: {architecture} states no length of context (max_position_embeddings)")
+        raise ModelError(f"{directory}: {model_class.__name__} {_why_no_length(config)}")
+    if not isinstance(vocab_size, int) or vocab_size < 1:
+        raise ModelError(f"{directory}: {model_class.__name__} states no size of its vocabulary (vocab_size)")
     return AdoptedConfig(
-        architecture=architecture,
-        vocab_size=int(text.vocab_size),
+        architecture=model_class.__name__,
+        vocab_size=vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,
         source=f"transformers {transformers.__version__}",
@@ -49,12 +54,25 @@ def adopted_config(directory: Path, raw: Mapping[str, Any], eos_token_ids: tuple
     )
 
 
+def _read(directory: Path, raw: Mapping[str, Any]) -> Any:
+    try:
+        return read_config(directory)
+    except ModelError as error:
+        if "auto_map" not in raw:
+            raise
+        raise ModelError(
+            f"{directory}: model_type {raw.get('model_type')!r} is unknown to transformers and brings code of its own "
+            f"(auto_map), which is never run"
+        ) from error
+
+
 def read_config(directory: Path) -> Any:
     """transformers' configuration of a directory; code that comes with a model is never run."""
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        with quiet():
+            return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever a configuration class finds wrong with a file
         raise ModelError(f"{directory}: transformers cannot read its config.json: {first_line(error)}") from error
 
@@ -69,3 +87,27 @@ def causal_class(config: Any, raw: Mapping[str, Any], directory: Path) -> Any:
         raise ModelError(f"{directory}: architecture {found} (model_type {config.model_type!r}) is no text generator")
     found = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     return found[0] if isinstance(found, tuple) else found
+
+
+def refuse_by_declaration(model_class: Any, config: Any, directory: Path) -> None:
+    """Raise ModelError for what a class says of itself; the rest is found out by survey and trial."""
+    name = model_class.__name__
+    if config.is_encoder_decoder:
+        raise ModelError(f"{directory}: {name} is part of an encoder-decoder, which is not served")
+    if model_class._is_stateful:
+        raise ModelError(f"{directory}: {name} keeps a state besides keys and values, which is not served")
+
+
+def _why_no_length(config: Any) -> str:
+    """Some have no length because they have no positions: nothing that could be added to a file would help them."""
+    from transformers import MODEL_MAPPING
+
+    body = MODEL_MAPPING.get(type(config), None)
+    if body is not None and not takes_position_ids(body):
+        return "takes no position ids, which is not served"
+    return "states no length of context: add max_position_embeddings to its config.json"
+
+
+def takes_position_ids(body: Any) -> bool:
+    """Whether a model without its head, or its class, can be told where its tokens stand."""
+    return "position_ids" in inspect.signature(body.forward).parameters

@@ -14,11 +14,14 @@ from jitney_worker.model.sampler import SamplingRow, row_failure, sample
 
 
 @runtime_checkable
-class GreedyHead(Protocol):
-    """A decoder that finds the largest logits without writing them down."""
+class ChoosingHead(Protocol):
+    """A decoder that draws tokens itself, so that logits need not leave it."""
 
-    def greedy(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Of rows [R, hidden]: the lowest id among the largest logits, and that logit; NaN if one is among them."""
+    def choose(self, hidden: Tensor, rows: ListLike[SamplingRow]) -> tuple[list[int], list[float]]:
+        """Of rows [R, hidden] without edits and logprobs: a token by the rules of sampler.py, and the largest logit.
+
+        NaN wins; where the largest logit is not finite, the token means nothing.
+        """
         ...
 
 
@@ -26,24 +29,19 @@ def choose(decoder: Decoder, hidden: Tensor, rows: ListLike[SamplingRow]) -> lis
     """One token for each row of hidden states [R, hidden], as `sample` chooses from their logits."""
     if not rows:
         return []
-    plain = [i for i, row in enumerate(rows) if _wants_the_top_alone(row)]
-    if not plain or not isinstance(decoder, GreedyHead):
+    plain = [i for i, row in enumerate(rows) if row.edits is None and row.num_logprobs is None]
+    if not plain or not isinstance(decoder, ChoosingHead):
         return sample(decoder.logits(hidden), rows)
     if len(plain) == len(rows):
-        return _greedy(decoder, hidden)
-    others = [i for i, row in enumerate(rows) if not _wants_the_top_alone(row)]
-    chosen = dict(zip(plain, _greedy(decoder, hidden[plain]), strict=True))
-    chosen |= zip(others, sample(decoder.logits(hidden[others]), [rows[i] for i in others]), strict=True)
-    return [chosen[i] for i in range(len(rows))]
+        return _chosen(decoder, hidden, rows)
+    others = [i for i, row in enumerate(rows) if row.edits is not None or row.num_logprobs is not None]
+    found = dict(zip(plain, _chosen(decoder, hidden[plain], [rows[i] for i in plain]), strict=True))
+    found |= zip(others, sample(decoder.logits(hidden[others]), [rows[i] for i in others]), strict=True)
+    return [found[i] for i in range(len(rows))]
 
 
-def _wants_the_top_alone(row: SamplingRow) -> bool:
-    return row.is_greedy and row.edits is None and row.num_logprobs is None
-
-
-def _greedy(decoder: GreedyHead, hidden: Tensor) -> list[Sampled | RowFailure]:
-    token_ids, tops = decoder.greedy(hidden)
+def _chosen(decoder: ChoosingHead, hidden: Tensor, rows: ListLike[SamplingRow]) -> list[Sampled | RowFailure]:
     return [
         Sampled(token_id) if math.isfinite(top) else row_failure(top)
-        for token_id, top in zip(token_ids.tolist(), tops.tolist(), strict=True)
+        for token_id, top in zip(*decoder.choose(hidden, rows), strict=True)
     ]

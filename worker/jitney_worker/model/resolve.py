@@ -54,6 +54,16 @@ def _path(text: str) -> Path:
     return path
 
 
+def _why_not_fetched(repository: str, offline: bool) -> str:
+    from huggingface_hub import constants
+
+    if offline:
+        return f"nothing may be fetched: run `jitney model pull {repository}`"
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE forbids to fetch it: unset that, or give the directory of a copy"
+    return "the hub cannot be reached: try again, or give the directory of a copy"
+
+
 def _from_hub(repository: str, *, offline: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -72,8 +82,9 @@ def _from_hub(repository: str, *, offline: bool) -> Path:
             local_files_only=offline,
         )
     except LocalEntryNotFoundError as error:
-        why = "nothing may be fetched" if offline else "the hub cannot be reached"
-        raise ModelError(f"{repository} is not in the local cache, and {why}") from error
+        raise ModelError(
+            f"{repository} is not in the local cache, and {_why_not_fetched(repository, offline)}"
+        ) from error
     except GatedRepoError as error:  # a kind of the next one
         raise ModelError(f"{repository} is gated: accept its terms on the hub, and set HF_TOKEN") from error
     except RepositoryNotFoundError as error:

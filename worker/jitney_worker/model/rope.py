@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jitney.errors import ModelError
+from jitney.errors import ModelError, first_line
 from jitney_worker.model.config import ModelConfig
+from jitney_worker.model.quiet import quiet
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +57,25 @@ def frequencies(config: ModelConfig) -> tuple[Tensor, float]:
 
     numbers = {name: list(one) if isinstance(one, tuple) else one for name, one in rope.scaling}
     _check_lengths(numbers, (int(config.head_dim * rope.share) + 1) // 2)
+    said = {"rope_type": rope.kind, "rope_theta": rope.theta, "partial_rotary_factor": rope.share, **numbers}
     try:
-        carrier = LlamaConfig(
-            hidden_size=config.num_heads * config.head_dim,
-            num_attention_heads=config.num_heads,
-            head_dim=config.head_dim,
-            max_position_embeddings=config.max_model_len,
-            rope_parameters={
-                "rope_type": rope.kind,
-                "rope_theta": rope.theta,
-                "partial_rotary_factor": rope.share,
-                **numbers,
-            },
-        )
+        with quiet():
+            carrier = LlamaConfig(
+                hidden_size=config.num_heads * config.head_dim,
+                num_attention_heads=config.num_heads,
+                head_dim=config.head_dim,
+                max_position_embeddings=config.max_model_len,
+                rope_parameters=said,
+            )
         # seq_len: longrope has two sets of frequencies. One is taken for the model's whole context: a set that depended
         # on the length of a sequence would turn its neighbours' keys, and its own that are in the cache already.
-        frequencies, scale = ROPE_INIT_FUNCTIONS[rope.kind](carrier, seq_len=config.max_model_len)
+        turning, scale = ROPE_INIT_FUNCTIONS[rope.kind](carrier, seq_len=config.max_model_len)
     except Exception as error:  # a number that is missing or of another kind, found out by foreign code
         raise ModelError(
-            f"rope_parameters of config.json, type {rope.kind!r}, cannot be used ({type(error).__name__}: {error}): "
-            f"it says {numbers}"
+            f"rope_parameters of config.json, type {rope.kind!r}, cannot be used ({type(error).__name__}: "
+            f"{first_line(error)}): it says {numbers}"
         ) from error
-    return frequencies.float(), float(scale)
+    return turning.float(), float(scale)
 
 
 def _check_lengths(numbers: Mapping[str, Any], length: int) -> None:

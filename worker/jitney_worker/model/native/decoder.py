@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence as ListLike
 from typing import cast
 
 import torch
@@ -11,13 +13,15 @@ from jitney_worker.model.attention import AttentionStep
 from jitney_worker.model.config import ModelConfig
 from jitney_worker.model.native.attention import NativeStep
 from jitney_worker.model.native.library import KINDS, PANEL, Layer, Model, Team, address
+from jitney_worker.model.native.library import SamplingRow as _Rows
 from jitney_worker.model.native.packing import Packed, interleaved, pack, padded
 from jitney_worker.model.rope import frequencies
+from jitney_worker.model.sampler import SamplingRow
 from jitney_worker.model.weights import DecoderWeights, LayerWeights
 
 
 class NativeDecoder:
-    """Fulfils `Decoder` and `GreedyHead`. Hidden states are float32, filled up with zeros to whole panels.
+    """Fulfils `Decoder` and `ChoosingHead`. Hidden states are float32, filled up with zeros to whole panels.
 
     A row's results do not depend on the rows beside it, nor on how a prompt is cut into steps.
     """
@@ -46,17 +50,16 @@ class NativeDecoder:
         team.library.logits(team.threads, self._model, team.rooms, address(rows), len(rows), address(logits))
         return logits
 
-    def greedy(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each row, the lowest id among its largest logits, and that logit: [R] int64, [R] float32.
-
-        As `logits(hidden).max(dim=-1)`, NaN included, without writing the logits down.
-        """
-        rows, team = hidden.contiguous(), self._team
+    def choose(self, hidden: Tensor, rows: ListLike[SamplingRow]) -> tuple[list[int], list[float]]:
+        """As `ChoosingHead.choose`."""
+        given, team = hidden.contiguous(), self._team
         ids, tops = torch.empty(len(rows), dtype=torch.int64), torch.empty(len(rows))
-        team.library.greedy(
-            team.threads, self._model, team.rooms, address(rows), len(rows), address(ids), address(tops)
+        team.library.choose(
+            *(team.threads, self._model, team.rooms, address(given), len(rows)),
+            None if all(row.is_greedy for row in rows) else (_Rows * len(rows))(*map(_row, rows)),
+            *(address(ids), address(tops)),
         )
-        return ids, tops
+        return ids.tolist(), tops.tolist()
 
     def _lay_out(self, weights: DecoderWeights, quantised: bool) -> Model:
         config, multipliers = self.config, self.config.multipliers
@@ -114,3 +117,10 @@ class NativeDecoder:
         """Its address, good as long as this decoder."""
         self._kept.append(tensor)
         return address(tensor)
+
+
+def _row(row: SamplingRow) -> _Rows:
+    if row.is_greedy:
+        return _Rows()
+    reach = -math.log(min(row.min_p, 1.0)) if row.min_p > 0.0 else math.inf
+    return _Rows(row.top_p, row.key, row.temperature, reach, row.top_k)

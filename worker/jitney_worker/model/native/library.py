@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,18 @@ class Shape(Structure):
     )
 
 
+class SamplingRow(Structure):
+    """`SamplingRow` of sampling.hpp."""
+
+    _fields_ = (
+        ("top_p", c_double),
+        ("key", c_int64),
+        ("temperature", c_float),
+        ("min_p_reach", c_float),
+        ("top_k", c_int32),
+    )
+
+
 SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "jitney_sizes": (None, (POINTER(c_int64),)),
     "jitney_team": (c_void_p, (c_int32,)),
@@ -109,7 +121,10 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "jitney_pack": (None, (c_void_p, c_int32, c_void_p, c_int64, c_int64, c_void_p, c_void_p)),
     "jitney_forward": (None, (c_void_p, POINTER(Model), c_void_p, POINTER(Batch), POINTER(Plane), c_void_p)),
     "jitney_logits": (None, (c_void_p, POINTER(Model), c_void_p, c_void_p, c_int32, c_void_p)),
-    "jitney_greedy": (None, (c_void_p, POINTER(Model), c_void_p, c_void_p, c_int32, c_void_p, c_void_p)),
+    "jitney_choose": (
+        None,
+        (c_void_p, POINTER(Model), c_void_p, c_void_p, c_int32, POINTER(SamplingRow), c_void_p, c_void_p),
+    ),
     "jitney_attend": (
         None,
         (
@@ -134,9 +149,9 @@ class Kernels:
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
             setattr(self, name.removeprefix("jitney_"), function)
-        theirs = (c_int64 * 5)()
+        theirs = (c_int64 * 6)()
         self._library.jitney_sizes(theirs)
-        ours = [ctypes.sizeof(one) for one in (Matrix, Layer, Model, Batch, Shape)]
+        ours = [ctypes.sizeof(one) for one in (Matrix, Layer, Model, Batch, Shape, SamplingRow)]
         if list(theirs) != ours:
             raise NativeUnavailable(f"{path} lays its structures out as {list(theirs)}, not as {ours}")
 

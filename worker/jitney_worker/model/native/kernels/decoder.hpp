@@ -6,6 +6,7 @@
 #include "attention.hpp"
 #include "product.hpp"
 #include "rows.hpp"
+#include "sampling.hpp"
 
 namespace jitney {
 
@@ -47,7 +48,7 @@ class Room {
 };
 
 struct Rooms {
-    Room hidden, normed, heads, queries, attended, activated, angles, bytes, scales, items, best;
+    Room hidden, normed, heads, queries, attended, activated, angles, bytes, scales, items, best, logits, candidates, places;
 };
 
 // A: what activations and the cache are kept as; W: what the weights are.
@@ -86,69 +87,97 @@ class Decoder {
         team_.run(work);
     }
 
-    // The largest logit of each row and the lowest id that has it, without writing logits down. NaN wins, as id 0.
-    void greedy(const float* hidden, int num_rows, int64_t* ids, float* tops) {
-        struct Best {
-            float values[PANEL];
-            int32_t panels[PANEL];
-            int32_t broken[LANES];  // not zero where a NaN was
-        };
+    // A token for each row and the row's largest logit, NaN if it has one. `rows` null, or a row of temperature 0: the
+    // lowest id that has the largest logit. Only the logits of the other rows are written down, and nobody else sees them.
+    void choose(const float* hidden, int num_rows, const SamplingRow* rows, int64_t* ids, float* tops) {
+        const long vocabulary = m_.head.num_columns, stride = round_up(vocabulary, PANEL);
         Stored* normed = rooms_.normed.template of<Stored>(num_rows * hidden_stride());
         Best* best = rooms_.best.of<Best>((long)num_rows * team_.size());
+        Drawing drawing = drawn_rows(rows, num_rows);
+        float* logits = rooms_.logits.of<float>(drawing.count * stride);
+        Candidate* candidates = rooms_.candidates.of<Candidate>(drawing.count ? team_.size() * vocabulary : 0);
         make_bytes(num_rows, hidden_stride());
         auto work = [&](int thread) {
             Best* own = best + (long)thread * num_rows;
-            for (int row = 0; row < num_rows; ++row)
-                for (int i = 0; i < PANEL; ++i)
-                    own[row].values[i] = -INFINITY, own[row].panels[i] = 0, own[row].broken[i % LANES] = 0;
+            for (int row = 0; row < num_rows; ++row) own[row].clear();
             norm_rows(thread, hidden, num_rows, m_.norm, normed);
             product<W>(team_, thread, input(normed, hidden_stride()), num_rows, m_.head,
                        [&](int row, int column, const float* values) {
-                           Best& b = own[row];
-                           for (int half = 0; half < PANEL; half += LANES) {
-                               Floats now = load(values + half), before = load(b.values + half);
-                               Ints is_better = now > before;  // panels of one thread need not come in order
-                               Ints is_equal = (now == before) & (splat(column) < load_as<Ints>(b.panels + half));
-                               if (column + PANEL > m_.head.num_columns) mask_beyond(column + half, is_better, is_equal);
-                               is_better |= is_equal;
-                               Ints panel = (splat(column) & is_better) | (load_as<Ints>(b.panels + half) & ~is_better);
-                               now = (Floats)(((Ints)now & is_better) | ((Ints)before & ~is_better));
-                               store(b.values + half, now);
-                               memcpy(b.panels + half, &panel, sizeof panel);
-                               Floats x = load(values + half);
-                               Ints broken = load_as<Ints>(b.broken) | (x != x);
-                               memcpy(b.broken, &broken, sizeof broken);
-                           }
+                           own[row].see(values, column, vocabulary);
+                           if (drawing.count == 0 || drawing.place[row] < 0) return;
+                           float* to = logits + drawing.place[row] * stride + column;
+                           for (int i = 0; i < PANEL; i += LANES) store(to + i, load(values + i) / m_.logits_divisor);
                        });
+            team_.barrier();
+            for (int row; (row = team_.take(thread, num_rows)) >= 0;) {
+                merge(best, row, num_rows, ids[row], tops[row]);
+                tops[row] /= m_.logits_divisor;
+                if (drawing.count == 0 || drawing.place[row] < 0 || !isfinite(tops[row])) continue;
+                ids[row] = draw(logits + drawing.place[row] * stride, vocabulary, tops[row], rows[row],
+                                candidates + thread * vocabulary);
+            }
         };
         team_.run(work);
-        for (int row = 0; row < num_rows; ++row) {
-            float top = -INFINITY;
-            int64_t id = 0;
-            bool is_broken = false;
-            for (int thread = 0; thread < team_.size(); ++thread) {
-                const Best& b = best[(long)thread * num_rows + row];
-                for (int i = 0; i < PANEL; ++i) {
-                    const int64_t candidate = b.panels[i] + i;
-                    if (b.values[i] > top || (b.values[i] == top && candidate < id)) top = b.values[i], id = candidate;
-                    is_broken |= b.broken[i % LANES] != 0;
-                }
-            }
-            ids[row] = id;
-            tops[row] = is_broken ? NAN : top / m_.logits_divisor;
-        }
     }
 
   private:
+    // What one thread has seen of a row: the largest value of each column of a panel, and whose it is.
+    struct Best {
+        float values[PANEL];
+        int32_t panels[PANEL];
+        int32_t broken[LANES];  // not zero where a NaN was
+
+        void clear() {
+            for (int i = 0; i < PANEL; ++i) values[i] = -INFINITY, panels[i] = 0, broken[i % LANES] = 0;
+        }
+
+        void see(const float* now, int column, long vocabulary) {
+            for (int half = 0; half < PANEL; half += LANES) {
+                Floats x = load(now + half), before = load(values + half);
+                Ints owner = load_as<Ints>(panels + half);
+                Ints is_better = (x > before) | ((x == before) & (splat(column) < owner));  // panels come in any order
+                for (int i = 0; column + PANEL > vocabulary && i < LANES; ++i)
+                    if (column + half + i >= vocabulary) is_better[i] = 0;
+                store(values + half, (Floats)(((Ints)x & is_better) | ((Ints)before & ~is_better)));
+                owner = (splat(column) & is_better) | (owner & ~is_better);
+                memcpy(panels + half, &owner, sizeof owner);
+                Ints now_broken = load_as<Ints>(broken) | (x != x);
+                memcpy(broken, &now_broken, sizeof now_broken);
+            }
+        }
+    };
+
+    struct Drawing {
+        const int32_t* place;
+        long count;
+    };
+
+    // Where each row's logits are kept, -1 for those that need none.
+    Drawing drawn_rows(const SamplingRow* rows, int num_rows) {
+        if (rows == nullptr) return {nullptr, 0};
+        int32_t *place = rooms_.places.of<int32_t>(num_rows), count = 0;
+        for (int row = 0; row < num_rows; ++row) place[row] = rows[row].temperature > 0.0f ? count++ : -1;
+        return {place, count};
+    }
+
+    void merge(const Best* best, int row, int num_rows, int64_t& id, float& top) const {
+        top = -INFINITY, id = 0;
+        for (int thread = 0; thread < team_.size(); ++thread) {
+            const Best& b = best[(long)thread * num_rows + row];
+            for (int i = 0; i < PANEL; ++i) {
+                const int64_t candidate = b.panels[i] + i;
+                if (b.values[i] > top || (b.values[i] == top && candidate < id)) top = b.values[i], id = candidate;
+            }
+        }
+        for (int thread = 0; thread < team_.size(); ++thread)
+            for (int i = 0; i < LANES; ++i)
+                if (best[(long)thread * num_rows + row].broken[i]) top = NAN, id = 0;
+    }
+
     long hidden_stride() const { return round_up(m_.hidden, PANEL); }
     long attended_stride() const { return round_up((long)m_.num_heads * m_.head_dim, PANEL); }
     long activated_stride() const { return round_up(m_.intermediate, PANEL); }
     long heads_stride() const { return round_up((long)(m_.num_heads + 2 * m_.num_kv_heads) * m_.head_dim, PANEL); }
-
-    void mask_beyond(int column, Ints& a, Ints& b) const {
-        for (int i = 0; i < LANES; ++i)
-            if (column + i >= m_.head.num_columns) a[i] = b[i] = 0;
-    }
 
     void lay_out(const Batch& batch, float* out) {
         const long tokens = batch.num_tokens;

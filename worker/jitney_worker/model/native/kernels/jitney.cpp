@@ -84,10 +84,11 @@ void attend_tensors(Team& team, const Shape& shape, const Plane& plane, const Ba
 
 extern "C" {
 
-// Sizes of what the caller lays out, so that it can refuse a library that disagrees: Matrix, Layer, Model, Batch, Shape.
+// Sizes of what the caller lays out, so that it can refuse a library that disagrees: Matrix, Layer, Model, Batch, Shape,
+// SamplingRow.
 void jitney_sizes(int64_t* sizes) {
     sizes[0] = sizeof(Matrix), sizes[1] = sizeof(Layer), sizes[2] = sizeof(Model), sizes[3] = sizeof(Batch);
-    sizes[4] = sizeof(Shape);
+    sizes[4] = sizeof(Shape), sizes[5] = sizeof(SamplingRow);
 }
 
 void* jitney_team(int32_t size) { return new (std::nothrow) Team(size); }
@@ -124,9 +125,10 @@ void jitney_logits(void* team, const Model* model, void* rooms, const float* hid
     with_decoder(team, model, rooms, [&](auto& decoder) { decoder.logits(hidden, num_rows, logits); });
 }
 
-void jitney_greedy(void* team, const Model* model, void* rooms, const float* hidden, int32_t num_rows,
-                   int64_t* ids, float* tops) {
-    with_decoder(team, model, rooms, [&](auto& decoder) { decoder.greedy(hidden, num_rows, ids, tops); });
+// rows: [num_rows], or null if the largest logit decides everywhere.
+void jitney_choose(void* team, const Model* model, void* rooms, const float* hidden, int32_t num_rows,
+                   const SamplingRow* rows, int64_t* ids, float* tops) {
+    with_decoder(team, model, rooms, [&](auto& decoder) { decoder.choose(hidden, num_rows, rows, ids, tops); });
 }
 
 // One layer's attention for a decoder that computes the rest itself: queries [T][num_heads][key_dim], keys and values
