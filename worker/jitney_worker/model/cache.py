@@ -10,11 +10,13 @@ The engine owns which block belongs to whom; this room only owns the memory.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,6 +77,16 @@ def _read(path: str) -> str:
         return ""
 
 
+def empty_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that take real memory only where they are written to: a worker with few jobs stays small.
+
+    torch would write its zeros down; numpy asks the system for pages that are born so.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+
+
 class PagedCache(Protocol):
     """Blocks of keys and values as the runner sees them, however they lie in memory."""
 
@@ -116,7 +128,7 @@ class KVCache:
         self.device = device
         shapes = [(one.num_kv_heads, width) for one in self.layers for width in (one.key_dim, one.value_dim)]
         self.pools = {
-            shape: torch.zeros(shapes.count(shape), num_blocks + 1, block_size, *shape, dtype=dtype, device=device)
+            shape: empty_pages((shapes.count(shape), num_blocks + 1, block_size, *shape), dtype, device)
             for shape in dict.fromkeys(shapes)
         }
         unused = {shape: iter(pool) for shape, pool in self.pools.items()}

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeGuard
 
 from jitney.errors import ModelError
 
@@ -27,46 +27,62 @@ class Entries:
 
     def count(self, name: str, default: int | None = None) -> int:
         """A positive integer; without a default it has to be there."""
-        value = default if self.raw.get(name) is None else self.raw[name]
-        return value if _is_integer(value) and value > 0 else self._refuse(name, "a positive integer")
+        value = self._or(name, default)
+        if _is_integer(value) and value > 0:
+            return value
+        self._refuse(name, "a positive integer")
 
     def number(self, name: str, default: float) -> float:
         """A finite number."""
-        value = default if self.raw.get(name) is None else self.raw[name]
-        return float(value) if _is_number(value) else self._refuse(name, "a number")
+        value = self._or(name, default)
+        if _is_number(value):
+            return float(value)
+        self._refuse(name, "a number")
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""
-        value = default if self.raw.get(name) is None else self.raw[name]
-        return value if isinstance(value, bool) else self._refuse(name, "true or false")
+        value = self._or(name, default)
+        if isinstance(value, bool):
+            return value
+        self._refuse(name, "true or false")
 
     def part(self, name: str) -> dict[str, Any]:
         """A JSON object; empty if there is none."""
-        value = {} if self.raw.get(name) is None else self.raw[name]
-        return value if isinstance(value, dict) else self._refuse(name, "an object")
+        value = self._or(name, {})
+        if isinstance(value, dict):
+            return value
+        self._refuse(name, "an object")
 
     def row(self, name: str, length: int | None = None) -> list[Any] | None:
         """A list, of at least `length` entries, of which the first so many count."""
         value = self.raw.get(name)
-        if value is None or (isinstance(value, list) and len(value) >= (length or 0)):
-            return None if value is None else value[:length]
-        return self._refuse(name, "a list" if length is None else f"a list of {length} entries, one for each layer,")
+        if value is None:
+            return None
+        if isinstance(value, list) and len(value) >= (length or 0):
+            return value[:length]
+        self._refuse(name, "a list" if length is None else f"a list of {length} entries, one for each layer,")
 
     def ids(self, name: str) -> tuple[int, ...]:
         """One token id or a list of them; empty if there are none."""
-        value = self.raw.get(name)
-        found = [] if value is None else value if isinstance(value, list) else [value]
-        return tuple(found) if all(map(_is_integer, found)) else self._refuse(name, "a token id, or a list of them")
+        value = self._or(name, [])
+        found = value if isinstance(value, list) else [value]
+        if all(map(_is_integer, found)):
+            return tuple(found)
+        self._refuse(name, "a token id, or a list of them")
 
-    def _refuse(self, name: str, needed: str) -> Any:
+    def _or(self, name: str, default: Any) -> Any:
+        value = self.raw.get(name)
+        return default if value is None else value
+
+    def _refuse(self, name: str, needed: str) -> NoReturn:
         raise ModelError(f"{self.where}: {self.file} says {name}={self.raw.get(name)!r}; {needed} is needed")
 
 
-def _is_integer(value: Any) -> bool:
+def _is_integer(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -11,13 +11,14 @@ from torch import Tensor
 
 def pretended_cache(body: Any, length: int | Tensor) -> dict[str, Any]:
     """Arguments that give a model such a cache. length: one for the call, or one for each token of it."""
-    return {_argument(type(body)): _kind()(length), "use_cache": True}
+    kind: Any = type(body)
+    return {_argument(kind): _kind()(length), "use_cache": True}
 
 
 @functools.cache
-def _argument(body: type) -> str:
+def _argument(body: Any) -> str:
     """transformers renamed it in the course of its version 5."""
-    return "cache" if "cache" in inspect.signature(body.forward).parameters else "past_key_values"  # type: ignore[attr-defined]
+    return "cache" if "cache" in inspect.signature(body.forward).parameters else "past_key_values"
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from jitney.sampling import MIN_TEMPERATURE
 from jitney_worker.engine.protocol import RowFailure, Sampled, TokenLogprobs
 from jitney_worker.model.candidates import Candidates, leading, nucleus, within
 from jitney_worker.model.logprobs import ROWS_AT_ONCE_ON_CPU, token_logprobs
@@ -33,9 +34,6 @@ SAMPLER_VERSION = 3
 
 Filter = Literal["none", "top_k", "top_p"]
 FILTERS: tuple[Filter, ...] = get_args(Filter)
-
-MIN_TEMPERATURE = 1e-3
-"""Below it a row is greedy: logit / T could overflow float32."""
 
 
 @dataclass(slots=True)  # frozen, making 64 of them would cost each step some 20 microseconds

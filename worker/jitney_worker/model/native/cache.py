@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from jitney_worker.engine.protocol import BlockCopy
+from jitney_worker.model.cache import empty_pages
 from jitney_worker.model.layers import AttentionLayer
 from jitney_worker.model.native.library import LANES, Plane, address
 
@@ -31,8 +32,8 @@ class TiledCache:
         self.device = torch.device("cpu")
         shapes = [(one.num_kv_heads, width) for one in map(tiled, layers) for width in (one.key_dim, one.value_dim)]
         self.pools = {
-            (heads, width): torch.zeros(
-                shapes.count((heads, width)), num_blocks + 1, heads * width * block_size, dtype=dtype
+            (heads, width): empty_pages(
+                (shapes.count((heads, width)), num_blocks + 1, heads * width * block_size), dtype, self.device
             )
             for heads, width in dict.fromkeys(shapes)
         }

@@ -8,7 +8,7 @@
 // or prefilled among others; what it may not see adds exact zeros. So its result does not depend on its company.
 #pragma once
 
-#include "elements.hpp"
+#include "rows.hpp"
 #include "team.hpp"
 
 namespace jitney {
@@ -20,10 +20,19 @@ constexpr int ITEM_QUERIES = 16;
 constexpr float LOWEST = -1e30f;
 
 #if defined(__AVX512F__)
-constexpr int MOST_PAIRS = 6, VALUE_VECTORS = 4;
+constexpr int MOST_PAIRS = 12;
 #else
-constexpr int MOST_PAIRS = 3, VALUE_VECTORS = 1;
+constexpr int MOST_PAIRS = 3;
 #endif
+
+// Rows of values whose sums stay in registers beside each other.
+constexpr int value_vectors(int num_pairs) {
+#if defined(__AVX512F__)
+    return num_pairs <= 6 ? 4 : 2;
+#else
+    return num_pairs <= 1 ? 2 : 1;
+#endif
+}
 
 // As `AttentionLayer` in layers.py. window, chunk: 0 for none. softcap: 0 for none.
 struct Shape {
@@ -103,26 +112,37 @@ void keep(const Shape& shape, const Plane& plane, const Batch& batch, int token,
     const int at = (int)(offset % TILE);
     Stored* keys = (Stored*)plane.keys + tile * shape.keys_width() * TILE;
     Stored* values = (Stored*)plane.values + tile * shape.values_width() * TILE;
-    for (int d = 0; d < shape.key_dim; ++d) keys[(d / E::PACK * TILE + at) * E::PACK + d % E::PACK] = E::of(key[d]);
-    const long width = shape.values_width();
-    for (int d = 0; d < shape.value_dim; ++d)
-        values[(at / E::PACK * width + d) * E::PACK + at % E::PACK] = E::of(value[d]);
+    Stored row[MOST_WIDTH];
+    convert<E>(key, shape.key_dim, row);
+    for (int d = 0; d < shape.key_dim; ++d) keys[(d / E::PACK * TILE + at) * E::PACK + d % E::PACK] = row[d];
+    convert<E>(value, shape.value_dim, row);
+    values += at / E::PACK * shape.values_width() * E::PACK + at % E::PACK;
+    for (int d = 0; d < shape.value_dim; ++d) values[d * E::PACK] = row[d];
 }
 
+// next_keys: the tile that will be wanted next, null where all of them are in the cache already.
 template <class E, int N>
 INLINE void score(const Context<E>& c, const Pair<E> (&pairs)[N], long tile, const char* next_keys,
                   Floats (&scores)[N]) {
     const typename E::Stored* keys = c.keys_of(tile);
     const char* values = (const char*)c.values_of(tile);
-    for (auto& s : scores) s = Floats{};
-    for (int d = 0; d < c.key_width; d += E::PACK, keys += TILE * E::PACK) {
-        Ints row = load_as<Ints>(keys);
-        // Blocks lie scattered, so the hardware cannot guess the next one.
-        __builtin_prefetch(next_keys + d / E::PACK * 64, 0, 3);
-        __builtin_prefetch(values + d / E::PACK * 64, 0, 2);
-#pragma GCC unroll 6
-        for (int n = 0; n < N; ++n) scores[n] = E::dot(scores[n], broadcastable(pairs[n].query + d), row);
+    // Two sums a query, of even and of odd rows: one alone would wait for itself at every row.
+    Floats odd[N];
+    for (int n = 0; n < N; ++n) scores[n] = odd[n] = Floats{};
+    for (int d = 0; d < c.key_width; d += 2 * E::PACK, keys += 2 * TILE * E::PACK) {
+        Ints row = load_as<Ints>(keys), next_row = load_as<Ints>(keys + TILE * E::PACK);
+        if (next_keys) {  // blocks lie scattered, so the hardware cannot guess the next one
+            const int line = d / E::PACK * 64;
+            __builtin_prefetch(next_keys + line, 0, 3), __builtin_prefetch(next_keys + line + 64, 0, 3);
+            __builtin_prefetch(values + line, 0, 3), __builtin_prefetch(values + line + 64, 0, 3);
+        }
+#pragma GCC unroll 12
+        for (int n = 0; n < N; ++n) {
+            scores[n] = E::dot(scores[n], broadcastable(pairs[n].query + d), row);
+            odd[n] = E::dot(odd[n], broadcastable(pairs[n].query + d + E::PACK), next_row);
+        }
     }
+    for (int n = 0; n < N; ++n) scores[n] = scores[n] + odd[n];
     const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const long start = tile * TILE;
     for (int n = 0; n < N; ++n) {
@@ -148,7 +168,7 @@ INLINE void weigh(const Context<E>& c, const typename E::Stored (*weights)[STRET
         for (int t = 0; t < TILE; t += E::PACK, values += c.value_width * E::PACK) {
             Ints row[V];
             for (int v = 0; v < V; ++v) row[v] = load_as<Ints>(values + v * LANES * E::PACK);
-#pragma GCC unroll 6
+#pragma GCC unroll 12
             for (int n = 0; n < N; ++n) {
                 int32_t few = broadcastable(weights[n] + at + t);
                 for (int v = 0; v < V; ++v) sum[n][v] = E::dot(sum[n][v], few, row[v]);
@@ -160,11 +180,12 @@ INLINE void weigh(const Context<E>& c, const typename E::Stored (*weights)[STRET
 }
 
 template <class E, int N>
-__attribute__((noinline)) void attend_pairs(const Context<E>& c, const Pair<E> (&pairs)[N]) {
+__attribute__((noinline)) void attend_pairs(const Context<E>& c, const Pair<E> (&pairs)[N], const void* after) {
     using Stored = typename E::Stored;
     alignas(64) float scores[N][STRETCH_TILES * TILE];
     alignas(64) Stored weights[N][STRETCH_TILES * TILE];
     alignas(64) float sums[N][MOST_WIDTH];
+    constexpr int V = value_vectors(N);
     float most[N], total[N], factors[N];
     long first = pairs[0].first, last = pairs[0].last;
     for (int n = 0; n < N; ++n) {
@@ -181,7 +202,8 @@ __attribute__((noinline)) void attend_pairs(const Context<E>& c, const Pair<E> (
         for (auto& b : best) b = splat(LOWEST);
         for (long tile = from; tile < until; ++tile) {
             Floats tile_scores[N];
-            score<E, N>(c, pairs, tile, (const char*)c.keys_of(tile + 1 < end ? tile + 1 : tile), tile_scores);
+            const void* next_keys = after && tile + 1 < end ? c.keys_of(tile + 1) : after;
+            score<E, N>(c, pairs, tile, (const char*)next_keys, tile_scores);
             for (int n = 0; n < N; ++n) {
                 store(scores[n] + tile % STRETCH_TILES * TILE, tile_scores[n]);
                 best[n] = larger(best[n], tile_scores[n]);
@@ -201,30 +223,34 @@ __attribute__((noinline)) void attend_pairs(const Context<E>& c, const Pair<E> (
             total[n] = total[n] * factors[n] + sum_of(added);
         }
         int dim = 0;
-        for (; dim + VALUE_VECTORS * LANES <= c.value_width; dim += VALUE_VECTORS * LANES)
-            weigh<E, N, VALUE_VECTORS>(c, weights, from, until, dim, factors, sums);
+        for (; dim + V * LANES <= c.value_width; dim += V * LANES)
+            weigh<E, N, V>(c, weights, from, until, dim, factors, sums);
         for (; dim < c.value_width; dim += LANES) weigh<E, N, 1>(c, weights, from, until, dim, factors, sums);
         from = until;
     }
-    for (int n = 0; n < N; ++n)
-        for (int d = 0; d < c.value_dim; ++d) pairs[n].out[d] = E::of(sums[n][d] / total[n]);
+    for (int n = 0; n < N; ++n) {
+        int d = 0;
+        for (; d + LANES <= c.value_dim; d += LANES) E::put(pairs[n].out + d, load(sums[n] + d) / splat(total[n]));
+        for (; d < c.value_dim; ++d) pairs[n].out[d] = E::of(sums[n][d] / total[n]);
+    }
 }
 
 template <class E, int N>
-INLINE void attend_first(const Context<E>& c, const Pair<E>* pairs) {
+INLINE void attend_first(const Context<E>& c, const Pair<E>* pairs, const void* after) {
     Pair<E> some[N];
     for (int n = 0; n < N; ++n) some[n] = pairs[n];
-    attend_pairs<E, N>(c, some);
+    attend_pairs<E, N>(c, some, after);
 }
 
 template <class E>
-void attend_some(const Context<E>& c, const Pair<E>* pairs, int count) {
+void attend_some(const Context<E>& c, const Pair<E>* pairs, int count, const void* after) {
     switch (count) {
-#define JITNEY_PAIRS(N)                                               \
-    case N:                                                           \
-        if constexpr (N <= MOST_PAIRS) attend_first<E, N>(c, pairs);  \
+#define JITNEY_PAIRS(N)                                                     \
+    case N:                                                                 \
+        if constexpr (N <= MOST_PAIRS) attend_first<E, N>(c, pairs, after); \
         return;
         JITNEY_PAIRS(1) JITNEY_PAIRS(2) JITNEY_PAIRS(3) JITNEY_PAIRS(4) JITNEY_PAIRS(5) JITNEY_PAIRS(6)
+        JITNEY_PAIRS(7) JITNEY_PAIRS(8) JITNEY_PAIRS(9) JITNEY_PAIRS(10) JITNEY_PAIRS(11) JITNEY_PAIRS(12)
 #undef JITNEY_PAIRS
     }
 }
@@ -268,7 +294,15 @@ void attention(Team& team, int thread, const Shape& shape, const Plane& plane, c
                                    sinks ? sinks[head] : 0.0f,
                                    sinks != nullptr};
             }
-            attend_some<E>(context, pairs, end - from);
+            const typename E::Stored* after = piece == 0 ? context.keys_of(pairs[0].first / TILE) : nullptr;
+            if (after && num_pieces == 1 && index + 1 < num_items * shape.num_kv_heads) {
+                // What this thread most likely attends to next is fetched beside the last tile.
+                const Item& next = items[(index + 1) / shape.num_kv_heads];
+                const int next_head = (index + 1) % shape.num_kv_heads;
+                const Context<E> ahead = context_of<E>(shape, plane, batch, next.row, next_head);
+                after = ahead.keys_of(shape.first_seen(batch.positions[next.first]) / TILE);
+            }
+            attend_some<E>(context, pairs, end - from, after);
         }
     }
 }

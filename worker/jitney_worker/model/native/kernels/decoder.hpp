@@ -309,7 +309,7 @@ class Decoder {
             }
             Stored* queries = queries_ + (long)token * m_.num_heads * queries_width_;
             for (int head = 0; head < m_.num_heads; ++head)
-                for (int i = 0; i < dim; ++i) queries[head * queries_width_ + i] = A::of(heads[head * dim + i]);
+                convert<A>(heads + head * dim, dim, queries + head * queries_width_);
             const float *keys = heads + m_.num_heads * dim, *values = keys + m_.num_kv_heads * dim;
             for (int head = 0; head < m_.num_kv_heads; ++head)
                 keep<A>(shape, plane, batch_, token, head, keys + head * dim, values + head * dim);

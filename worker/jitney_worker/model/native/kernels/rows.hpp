@@ -39,6 +39,13 @@ INLINE void rotate(float* head, const float* cos, const float* sin, int half) {
     }
 }
 
+template <class E>
+INLINE void convert(const float* from, int count, typename E::Stored* to) {
+    int i = 0;
+    for (; i + LANES <= count; i += LANES) E::put(to + i, load(from + i));
+    for (; i < count; ++i) to[i] = E::of(from[i]);
+}
+
 // One byte a number, 128 for zero; returns the scale. Symmetric, by the row's largest magnitude.
 template <class E>
 INLINE float quantise_row(const typename E::Stored* row, long stride, uint8_t* out) {

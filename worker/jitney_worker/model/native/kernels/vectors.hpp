@@ -53,23 +53,48 @@ INLINE Floats rounded(Floats value) {
 
 // Always in the same order, so that a sum depends on its sixteen numbers alone.
 INLINE float sum_of(Floats value) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps(value);
+#else
     float lanes[LANES];
     store(lanes, value);
     for (int half = LANES / 2; half; half /= 2)
         for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
     return lanes[0];
+#endif
 }
 
 INLINE float largest_of(Floats value) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps(value);
+#else
     float lanes[LANES];
     store(lanes, value);
     for (int half = LANES / 2; half; half /= 2)
         for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
     return lanes[0];
+#endif
 }
 
-// e^x to about 2 units in the last place; 0 below -87, NaN for NaN. x = n ln 2 + r, e^r by its Taylor series to r^7.
+// e^r for |r| <= ln(2) / 2 by its Taylor series; the first term left out is below 2e-7.
+INLINE Floats exp_of_remainder(Floats r) {
+    Floats series = splat(1.38888889e-3f);
+    series = series * r + 8.33333333e-3f;
+    series = series * r + 4.16666667e-2f;
+    series = series * r + 1.66666667e-1f;
+    series = series * r + 0.5f;
+    series = series * r + 1.0f;
+    return series * r + 1.0f;
+}
+
+// e^x to a few units in the last place; exactly 0 below -87, NaN for NaN. x = n ln 2 + r.
 INLINE Floats exp_of(Floats x) {
+#if defined(__AVX512F__)
+    const __mmask16 counts = _mm512_cmp_ps_mask(x, splat(-87.0f), _CMP_NLT_UQ);
+    const Floats n = rounded(x * 1.44269504088896341f);
+    const Floats r = _mm512_fnmadd_ps(n, splat(-2.12194440e-4f), _mm512_fnmadd_ps(n, splat(0.693359375f), x));
+    return _mm512_maskz_scalef_ps(counts, exp_of_remainder(r), n);
+#else
     const Floats most = splat(88.0f), least = splat(-87.0f);
     Ints too_small = x < least;
     Floats clamped = x > most ? most : x;
@@ -77,17 +102,10 @@ INLINE Floats exp_of(Floats x) {
     Floats n = rounded(clamped * 1.44269504088896341f);
     Floats r = clamped - n * 0.693359375f;
     r = r - n * -2.12194440e-4f;
-    Floats series = splat(1.98412698e-4f);
-    series = series * r + 1.38888889e-3f;
-    series = series * r + 8.33333333e-3f;
-    series = series * r + 4.16666667e-2f;
-    series = series * r + 1.66666667e-1f;
-    series = series * r + 0.5f;
-    series = series * r + 1.0f;
-    series = series * r + 1.0f;
     Ints exponent = (__builtin_convertvector(n, Ints) + 127) << 23;
-    Floats value = series * (Floats)exponent;
+    Floats value = exp_of_remainder(r) * (Floats)exponent;
     return (Floats)((Ints)value & ~too_small);
+#endif
 }
 
 INLINE Floats silu(Floats x) { return x / (1.0f + exp_of(-x)); }
