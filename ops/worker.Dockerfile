@@ -5,6 +5,8 @@
 # JITNEY_MODEL when the container runs.
 FROM python:3.11-slim AS build
 
+# For the kernels below; the image that runs has no compiler.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/jitney
 ENV PATH=/opt/jitney/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /src
@@ -21,6 +23,10 @@ COPY api api
 COPY worker worker
 RUN pip install --no-deps --force-reinstall .
 
+# For every CPU that the image may meet.
+ENV JITNEY_NATIVE_DIR=/opt/jitney/native
+RUN python -m jitney_worker.model.native
+
 ARG MODEL=smollm2-135m-instruct
 ENV XDG_CACHE_HOME=/opt/models
 RUN jitney model pull "$MODEL"
@@ -32,7 +38,8 @@ RUN useradd --create-home --uid 10001 jitney
 COPY --from=build /opt/jitney /opt/jitney
 COPY --from=build /opt/models /opt/models
 ARG MODEL=smollm2-135m-instruct
-ENV PATH=/opt/jitney/bin:$PATH PYTHONUNBUFFERED=1 XDG_CACHE_HOME=/opt/models JITNEY_MODEL=$MODEL JITNEY_OFFLINE=true
+ENV PATH=/opt/jitney/bin:$PATH PYTHONUNBUFFERED=1 XDG_CACHE_HOME=/opt/models JITNEY_NATIVE_DIR=/opt/jitney/native \
+    JITNEY_MODEL=$MODEL JITNEY_OFFLINE=true
 USER jitney
 WORKDIR /home/jitney
 CMD ["jitney", "worker"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,14 @@ VARIANTS = {
         "llama", TRANSFORMERS, {"rope_parameters": DYNAMIC_ROPE, "hidden_act": "gelu"}
     ),
     "phi3-partial-rotary": Architecture("phi3", NATIVE, {"rope_parameters": HALF_ROPE}),
+    "phi3-within-its-first-context": Architecture(
+        "phi3",
+        NATIVE,
+        {
+            "rope_parameters": {**BY_TYPE["phi3"].recipe["rope_parameters"], "original_max_position_embeddings": 256},
+            "original_max_position_embeddings": 256,
+        },
+    ),
     "mistral-alternating": Architecture(
         "mistral", NATIVE, {**BY_TYPE["mistral"].recipe, "layer_types": ["full_attention", "sliding_attention"]}
     ),
@@ -132,6 +142,26 @@ def test_logits_and_greedy_tokens_are_those_of_transformers_alone_and_in_a_crowd
     assert [answer.token_ids for answer in answers] == expected
     assert engine.snapshot().num_preemptions > 0
     assert sum(answer.num_cached_tokens for answer in answers) > 0
+
+
+def test_longrope_has_its_long_frequencies_throughout_or_as_documented_its_short_ones(tmp_path: Path) -> None:
+    """All of these sequences are shorter than the first context: transformers takes the short ones for them."""
+    rope = {**BY_TYPE["phi3"].recipe["rope_parameters"], "original_max_position_embeddings": 128}
+    recipe = {"rope_parameters": rope, "original_max_position_embeddings": 128}
+    directory = make_checkpoint(Architecture("phi3", NATIVE, recipe), tmp_path / "phi3")
+    by_transformers = generate(reference(directory), [ask.prompt_ids for ask in asks()])
+
+    def ours() -> list[list[int]]:
+        runner = load_runner(directory, dtype="float32", device="cpu", num_blocks=60, block_size=4)
+        return [tokens(engine_for(runner), [ask])[0] for ask in asks()]
+
+    assert all(one != other for one, other in zip(ours(), by_transformers, strict=True))
+    config = json.loads((directory / "config.json").read_text())
+    first, whole = 128, config["max_position_embeddings"]
+    config["max_position_embeddings"] = first
+    config["rope_parameters"]["attention_factor"] = math.sqrt(1 + math.log(whole / first) / math.log(first))
+    (directory / "config.json").write_text(json.dumps(config))
+    assert ours() == by_transformers
 
 
 @pytest.mark.parametrize("row", NOT_SERVED, ids=lambda row: row.model_type)

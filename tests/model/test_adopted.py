@@ -17,7 +17,7 @@ from torch import Tensor
 
 from jitney.errors import ModelError
 from jitney.logs import listening
-from jitney_worker.model import adopted
+from jitney_worker.model import adopted, trial
 from jitney_worker.model.adopted_config import AdoptedConfig
 from jitney_worker.model.architectures import ARCHITECTURES, TINY
 from jitney_worker.model.choice import served_config
@@ -184,13 +184,46 @@ def test_an_encoder_decoder_and_what_generates_no_text_are_refused(tmp_path: Pat
         load(gpt2)
 
 
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        ({"model_type": "bloom", "n_embed": 64}, "BloomForCausalLM takes no position ids, which is not served"),
+        ({"model_type": "mpt", "max_seq_len": 2_048}, "MptForCausalLM takes no position ids, which is not served"),
+        ({"model_type": "mamba"}, "MambaForCausalLM keeps a state besides keys and values"),
+        ({"model_type": "whisper"}, "WhisperForCausalLM is part of an encoder-decoder"),
+        ({"model_type": "gpt2", "n_positions": None}, "transformers cannot read its config.json"),
+        (
+            {"model_type": "chatglm", "auto_map": {"AutoConfig": "configuration_chatglm.ChatGLMConfig"}},
+            r"'chatglm' is unknown to transformers and brings code of its own .*never run",
+        ),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else None,
+)
+def test_files_as_families_write_them_are_refused_for_the_reason_that_cannot_be_mended(
+    tmp_path: Path, raw: dict[str, Any], reason: str
+) -> None:
+    """They name no `max_position_embeddings`; to add one would only lead to the next refusal."""
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ModelError, match=reason):
+        served_config(tmp_path)
+
+
+def test_a_pass_that_never_comes_to_the_attention_interface_is_an_error_of_the_trial(
+    gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial that left the model with attention of its own would pass all later comparisons with nothing."""
+    monkeypatch.setattr(trial, "SERVING", "eager")
+    with pytest.raises(ModelError, match="GPT2LMHeadModel does not send every pass through the attention interface"):
+        load(gpt2)
+
+
 def test_a_model_of_an_unknown_type_is_refused_and_its_code_is_not_run(gpt2: Path, tmp_path: Path) -> None:
     rewrite_config(gpt2, model_type="brand_new", architectures=["BrandNewForCausalLM"])
     with pytest.raises(ModelError, match="transformers cannot read its config"):
         load(gpt2)
     (gpt2 / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     rewrite_config(gpt2, auto_map={"AutoConfig": "modeling.Config", "AutoModelForCausalLM": "modeling.Model"})
-    with pytest.raises(ModelError, match="transformers cannot read its config"):
+    with pytest.raises(ModelError, match=r"brings code of its own .* which is never run"):
         load(gpt2)
     assert not (tmp_path / "ran").exists()
 
@@ -213,11 +246,29 @@ def test_misshapen_and_pickled_weights_are_refused(gpt2: Path) -> None:
     tensors = load_file(gpt2 / "model.safetensors")
     tensors["transformer.ln_f.weight"] = torch.ones(5)
     save_file(tensors, gpt2 / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match="weights cannot be loaded"):
+    with pytest.raises(ModelError, match=r"tensor transformer\.ln_f\.weight is \[5\], config\.json implies \[32\]"):
         load(gpt2)
     (gpt2 / "model.safetensors").rename(gpt2 / "pytorch_model.bin")
     with pytest.raises(ModelError, match="only pickled weights found"):
         load(gpt2)
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"n_embd": "x"}, r"transformers cannot read its config\.json: .* expected int, got str \(value: 'x'\)"),
+        ({"n_head": 3}, "weights cannot be loaded: ValueError: .* divisible by num_heads"),
+        ({"activation_function": "nope"}, "weights cannot be loaded: KeyError: 'nope'"),
+    ],
+    ids=["kind", "shape", "name"],
+)
+def test_what_transformers_finds_wrong_is_said_whole_and_in_one_line(
+    gpt2: Path, entries: dict[str, Any], words: str
+) -> None:
+    rewrite_config(gpt2, **entries)
+    with pytest.raises(ModelError, match=words) as caught:
+        load(gpt2)
+    assert "\n" not in str(caught.value)
 
 
 def test_shards_equal_the_single_file(tmp_path: Path) -> None:

@@ -158,6 +158,9 @@ def test_the_first_context_beside_the_ropes_numbers_counts_more_than_the_one_amo
     assert dict(read(raw | {"rope_parameters": yarn, name: 32}).rope.scaling)[name] == 32
     del yarn[name]
     assert dict(read(raw | {"rope_parameters": yarn}).rope.scaling)[name] == raw["max_position_embeddings"]
+    longrope = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+    phi3 = raw | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "max_position_embeddings": 131_072}
+    assert dict(read(phi3 | {"rope_parameters": longrope}).rope.scaling)[name] == 4_096, "what every Phi-3 began with"
 
 
 def test_heads_need_not_share_out_the_hidden_size_to_have_a_stretched_rope(tmp_path: Path) -> None:

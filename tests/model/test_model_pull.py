@@ -328,6 +328,12 @@ def test_a_hub_that_cannot_be_reached_is_said(hub_cache: Path, monkeypatch: pyte
         resolve("somebody/tiny")
 
 
+def test_a_hub_that_must_not_be_asked_is_said(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match="somebody/tiny is not in the local cache, and HF_HUB_OFFLINE forbids"):
+        resolve("somebody/tiny")
+
+
 def test_a_hub_id_that_is_not_cached_is_a_model_error_when_offline(hub_cache: Path) -> None:
     with pytest.raises(ModelError, match=r"nobody/nothing is not in the local cache, and nothing may be fetched"):
         resolve("nobody/nothing", offline=True)

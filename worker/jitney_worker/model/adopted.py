@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jitney.errors import ModelError, first_line
+from jitney.errors import ModelError
 from jitney.logs import logger
-from jitney_worker.model.adopted_config import AdoptedConfig, causal_class, read_config, takes_position_ids
+from jitney_worker.model.adopted_config import AdoptedConfig, causal_class, in_one_line, read_config, takes_position_ids
 from jitney_worker.model.attention import AttentionStep
 from jitney_worker.model.paging import SERVING, SURVEYING, Pager, register, visited_by
 from jitney_worker.model.pinned_rope import pin
@@ -89,7 +89,7 @@ def load_adopted(directory: Path, config: AdoptedConfig, dtype: torch.dtype, dev
         raise
     except Exception as error:  # foreign code that was never meant to be called like this
         raise ModelError(
-            f"{where}: {config.architecture} cannot serve from a paged cache: {first_line(error)}"
+            f"{where}: {config.architecture} cannot serve from a paged cache: {in_one_line(error)}"
         ) from error
 
 
@@ -107,9 +107,12 @@ def _load(directory: Path, dtype: torch.dtype) -> Any:
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are named below; transformers prints them
             )
-    except Exception as error:  # damaged files, other shapes, missing dependencies
-        raise ModelError(f"{directory}: its weights cannot be loaded: {first_line(error)}") from error
+    except Exception as error:  # damaged files, missing dependencies
+        raise ModelError(f"{directory}: its weights cannot be loaded: {in_one_line(error)}") from error
+    for name, shape, needed in sorted(found["mismatched_keys"]):
+        raise ModelError(f"{directory}: tensor {name} is {list(shape)}, config.json implies {list(needed)}")
     if found["missing_keys"]:
         raise ModelError(f"{directory}: missing from the weights: {some_of(found['missing_keys'])}")
     if found["unexpected_keys"]:

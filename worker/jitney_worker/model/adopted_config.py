@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jitney.errors import ModelError, first_line
+from jitney.errors import ModelError
 from jitney_worker.model.quiet import quiet
 
 _HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -74,7 +74,7 @@ def read_config(directory: Path) -> Any:
         with quiet():
             return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever a configuration class finds wrong with a file
-        raise ModelError(f"{directory}: transformers cannot read its config.json: {first_line(error)}") from error
+        raise ModelError(f"{directory}: transformers cannot read its config.json: {in_one_line(error)}") from error
 
 
 def causal_class(config: Any, raw: Mapping[str, Any], directory: Path) -> Any:
@@ -111,3 +111,8 @@ def _why_no_length(config: Any) -> str:
 def takes_position_ids(body: Any) -> bool:
     """Whether a model without its head, or its class, can be told where its tokens stand."""
     return "position_ids" in inspect.signature(body.forward).parameters
+
+
+def in_one_line(error: Exception) -> str:
+    """What foreign code found wrong, its kind first: some say no more than the name of what they did not find."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

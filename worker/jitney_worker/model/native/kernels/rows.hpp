@@ -10,7 +10,7 @@ INLINE float norm_factor(const float* row, long stride, long width, float eps) {
     Floats squares = Floats{};
     for (long i = 0; i < stride; i += LANES) {
         Floats x = load(row + i);
-        squares = squares + x * x;
+        squares = fused(x, x, squares);
     }
     return 1.0f / sqrtf(sum_of(squares) / (float)width + eps);
 }
@@ -46,15 +46,20 @@ INLINE void convert(const float* from, int count, typename E::Stored* to) {
     for (; i < count; ++i) to[i] = E::of(from[i]);
 }
 
-// One byte a number, 128 for zero; returns the scale. Symmetric, by the row's largest magnitude.
+// One byte a number, 128 for zero; returns the scale. Symmetric, by the row's largest magnitude. Of a row with a NaN the
+// scale is NaN: no byte can say it, and the row must not come out as if it were sound.
 template <class E>
 INLINE float quantise_row(const typename E::Stored* row, long stride, uint8_t* out) {
     Floats most = Floats{};
+    Ints broken = Ints{};
     for (long i = 0; i < stride; i += LANES) {
         Floats x = E::get(row + i);
         most = larger(most, larger(x, -x));
+        broken |= x != x;
     }
-    const float scale = largest_of(most) / 127.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    bool is_broken = false;
+    for (int i = 0; i < LANES; ++i) is_broken |= broken[i] != 0;
+    const float scale = is_broken ? NAN : largest_of(most) / 127.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
     typedef uint8_t Bytes __attribute__((vector_size(16)));
     for (long i = 0; i < stride; i += LANES) {
         Ints whole = __builtin_convertvector(rounded(E::get(row + i) * inverse), Ints) + 128;

@@ -120,6 +120,9 @@ inline int64_t draw(const float* logits, long vocabulary, float top, const Sampl
     long count;
     if (has_top_k || row.top_p >= 1.0) {
         count = gather(logits, vocabulary, row.temperature, scaled_top, noise_floor, floor, candidates, nullptr);
+        // What the noise cannot reach is not drawn, but it is a part of the probability that top-p asks for a share of.
+        if (has_top_k && row.top_p < 1.0 && count < row.top_k)
+            count = gather(logits, vocabulary, row.temperature, scaled_top, floor, floor, candidates, nullptr);
         if (has_top_k) count = keep_top_k(candidates, count, row, scaled_top);
     } else {
         count = keep_top_p(logits, vocabulary, row, scaled_top, floor, candidates);

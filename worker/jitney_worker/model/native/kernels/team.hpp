@@ -4,6 +4,8 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <atomic>
 
@@ -17,23 +19,38 @@ constexpr int MAX_THREADS = 64;
 
 class Team {
   public:
-    explicit Team(int size) : size_(size < 1 ? 1 : size > MAX_THREADS ? MAX_THREADS : size) {
-        pthread_mutex_init(&mutex_, nullptr);
-        pthread_cond_init(&news_, nullptr);
-        for (int i = 1; i < size_; ++i) {
-            seats_[i] = {this, i};
-            pthread_create(&threads_[i], nullptr, &Team::serve, &seats_[i]);
-        }
-    }
+    explicit Team(int size) : size_(size < 1 ? 1 : size > MAX_THREADS ? MAX_THREADS : size) { hire(); }
 
     ~Team() {
+        if (owner_ != getpid()) return;  // a child of fork() has none of these threads: it would wait for ever
         announce(nullptr, nullptr);
         for (int i = 1; i < size_; ++i) pthread_join(threads_[i], nullptr);
         pthread_cond_destroy(&news_);
         pthread_mutex_destroy(&mutex_);
+        pthread_mutex_destroy(&callers_);
     }
 
     int size() const { return size_; }
+
+    // Held by whoever computes: one caller at a time has the threads and the rooms.
+    class Turn {
+      public:
+        explicit Turn(Team& team) : team_(team) {
+            if (team.owner_ != getpid()) team.hire();
+            pthread_mutex_lock(&team.callers_);
+            keep_small_numbers(before_);
+        }
+        ~Turn() {
+            restore(before_);
+            pthread_mutex_unlock(&team_.callers_);
+        }
+        Turn(const Turn&) = delete;
+        Turn& operator=(const Turn&) = delete;
+
+      private:
+        Team& team_;
+        unsigned before_ = 0;
+    };
 
     // Run work(thread) on every thread, the caller being thread 0; returns when all have done.
     template <class Work>
@@ -81,6 +98,44 @@ class Team {
     };
     using Call = void (*)(void*, int);
 
+    // As many threads as there can be: each that is missing would be waited for at the first barrier.
+    void hire() {
+        pthread_mutex_init(&mutex_, nullptr);
+        pthread_mutex_init(&callers_, nullptr);
+        pthread_cond_init(&news_, nullptr);
+        round_.store(0), arrived_.store(0), turn_.store(0);
+        owner_ = getpid();
+        sigset_t all, before;  // signals are for the threads of the interpreter
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        int hired = 1;
+        for (; hired < size_; ++hired) {
+            seats_[hired] = {this, hired};
+            if (pthread_create(&threads_[hired], nullptr, &Team::serve, &seats_[hired]) != 0) break;
+        }
+        size_ = hired;
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    }
+
+    // Some libraries tell the thread that loads them to take the smallest numbers for zero. A row's result would then
+    // depend on which thread computed it.
+    static void keep_small_numbers(unsigned& before) {
+#if defined(__x86_64__)
+        before = _mm_getcsr();
+        _mm_setcsr(before & ~0x8040u);
+#else
+        (void)before;
+#endif
+    }
+
+    static void restore(unsigned before) {
+#if defined(__x86_64__)
+        _mm_setcsr(before);
+#else
+        (void)before;
+#endif
+    }
+
     void begin() {
         for (int i = 0; i < size_; ++i) taken_[i].count.store(0, std::memory_order_relaxed);
     }
@@ -116,6 +171,8 @@ class Team {
     static void* serve(void* given) {
         Seat* seat = static_cast<Seat*>(given);
         Team* team = seat->team;
+        unsigned before;
+        keep_small_numbers(before);
         for (unsigned round = 0;; ++round) {
             team->await(round);
             if (team->call_ == nullptr) return nullptr;
@@ -125,6 +182,8 @@ class Team {
     }
 
     int size_;
+    pid_t owner_ = 0;
+    pthread_mutex_t callers_;
     pthread_t threads_[MAX_THREADS];
     Seat seats_[MAX_THREADS];
     pthread_mutex_t mutex_;
