@@ -121,8 +121,6 @@ def completion_logprobs(entries: Sequence[Mapping[str, Any]], offset: int) -> di
     return {
         "tokens": [entry["token"] for entry in entries],
         "token_logprobs": [entry["logprob"] for entry in entries],
-        "top_logprobs": [
-            {one["token"]: one["logprob"] for one in (*entry.get("top", ()), entry)} for entry in entries
-        ],
+        "top_logprobs": [{one["token"]: one["logprob"] for one in (*entry.get("top", ()), entry)} for entry in entries],
         "text_offset": offsets,
     }

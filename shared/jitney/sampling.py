@@ -31,6 +31,8 @@ MAX_ALLOWED_TOKEN_IDS = 65_536
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_BYTES = 256
 MIN_REPETITION_PENALTY = 0.01
+MIN_TEMPERATURE = 1e-3
+"""Below it logit / temperature could overflow float32; what is meant is greedy."""
 SEED_BITS = 63
 
 
@@ -62,6 +64,13 @@ def _token_id(key: Any) -> int:
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,12}")
 _Bias = Annotated[float, Strict()]
 """Of its own kind, because no request model stands before it: `true` and "5" are no numbers."""
+
+
+def _num_bytes(text: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise ValueError("holds half of a surrogate pair, which is no character") from None
 
 
 class SamplingParams(BaseModel):
@@ -123,8 +132,7 @@ class SamplingParams(BaseModel):
     @field_validator("temperature")
     @classmethod
     def _not_almost_zero(cls, value: float) -> float:
-        """Below 1e-3 the division overflows for some models; what is meant is greedy."""
-        return 0.0 if value < 1e-3 else value
+        return 0.0 if value < MIN_TEMPERATURE else value
 
     @field_validator("stop")
     @classmethod
@@ -133,7 +141,7 @@ class SamplingParams(BaseModel):
         for text in value:
             if not text:
                 raise ValueError("stop strings must not be empty")
-            if len(text.encode("utf-8", "replace")) > MAX_STOP_BYTES:
+            if _num_bytes(text) > MAX_STOP_BYTES:
                 raise ValueError(f"a stop string is longer than {MAX_STOP_BYTES} bytes")
         return value
 
@@ -162,7 +170,7 @@ class SamplingParams(BaseModel):
         for word in value:
             if not word.strip():
                 raise ValueError("bad_words must not hold blank texts")
-            if len(word.encode("utf-8", "replace")) > MAX_BAD_WORD_BYTES:
+            if _num_bytes(word) > MAX_BAD_WORD_BYTES:
                 raise ValueError(f"a bad word is longer than {MAX_BAD_WORD_BYTES} bytes")
         return value
 

@@ -92,6 +92,8 @@ def test_a_bias_is_kept_by_token_id_whatever_the_keys_were() -> None:
         ({"bad_words": "fine"}, "bad_words", "must be a list"),
         ({"bad_words": ["x" * (MAX_BAD_WORD_BYTES + 1)]}, "bad_words", "longer than 256 bytes"),
         ({"bad_words": ["x"] * (MAX_BAD_WORDS + 1)}, "bad_words", "must hold at most 256, not 257"),
+        ({"bad_words": ["a", "\ud800"]}, "bad_words", "half of a surrogate pair"),
+        ({"stop": "\udfff"}, "stop", "half of a surrogate pair"),
         ({"min_tokens": -1}, "min_tokens", "greater than or equal to 0"),
         ({"min_tokens": 6, "max_tokens": 5}, "min_tokens", "more than max_tokens=5 (given: 6)"),
         ({"prompt_logprobs": 21}, "prompt_logprobs", "less than or equal to 20"),

@@ -32,6 +32,13 @@ def test_options_that_change_nothing_leave_the_sampler_nothing_to_do() -> None:
     assert params_of(written).rules is None
 
 
+@pytest.mark.parametrize(
+    ("asked", "given"), [(-1, 0), (0, 0), (40, 40), (2**32 + 1, 2**31 - 1), (2**64 - 1, 2**31 - 1)]
+)
+def test_a_top_k_beyond_every_vocabulary_stays_beyond_it_in_32_bits(asked: int, given: int) -> None:
+    assert params_of(SamplingParams(top_k=asked)).top_k == given
+
+
 def test_the_models_own_end_tokens_are_among_the_stop_tokens_unless_they_are_ignored() -> None:
     assert params_of(SamplingParams(stop_token_ids=(9,))).stop_token_ids == frozenset({1, 2, 9})
     ignoring = params_of(SamplingParams(stop_token_ids=(9,), ignore_eos=True))

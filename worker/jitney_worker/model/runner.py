@@ -178,7 +178,9 @@ def load_decoder(
     team: the native decoder computes with its kernels. quantization: only they can; SettingsError without.
     """
     config = served_config(directory)
-    if isinstance(config, ModelConfig) and team is not None:
+    if quantization not in ("none", "int8"):
+        raise SettingsError(f"quantization={quantization!r} is unknown: use none or int8")
+    if isinstance(config, ModelConfig) and team is not None and all(map(can_attend, config.attention_layers)):
         weights = load_weights(directory, config, dtype, device)
         return NativeDecoder(config, weights, team, quantised=quantization == "int8")
     if quantization != "none":

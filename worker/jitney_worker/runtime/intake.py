@@ -21,7 +21,6 @@ from jitney_worker.runtime.choice import Choice, SpellsLogprobs, sequence_id
 from jitney_worker.runtime.past import Past
 from jitney_worker.runtime.running import RunningJob
 from jitney_worker.runtime.wishes import (
-    bad_words_of,
     check_params,
     check_sampling,
     echoed,
@@ -29,6 +28,7 @@ from jitney_worker.runtime.wishes import (
     text_options,
     truncated,
 )
+from jitney_worker.text.bad_words import bad_word_ids
 from jitney_worker.text.spelling import Speller
 from jitney_worker.text.tokenizer import Tokenizer
 
@@ -71,12 +71,17 @@ class Intake:
         """The job, ready to be added. Raises InvalidJob for what can never run."""
         prompt_ids = await self._prompt_ids(delivery, spec)
         past = await self._past(delivery)
-        bad_words = await self._in_pool(bad_words_of, self._tokenizer, spec) if spec.sampling.bad_words else ()
+        # Words to tokenise, a prompt to spell or a log to spell again: long work, which the loop must not wait for.
+        if spec.sampling.bad_words or spec.sampling.echo or delivery.seq:
+            return await self._in_pool(self._job, delivery, spec, prompt_ids, past)
+        return self._job(delivery, spec, prompt_ids, past)
+
+    def _job(self, delivery: Delivery, spec: JobSpec, prompt_ids: tuple[int, ...], past: Past) -> RunningJob:
         params = sequence_params(
             spec.sampling,
             max_tokens=self._max_tokens(spec, len(prompt_ids), past),
             eos_token_ids=self._limits.eos_token_ids,
-            bad_words=bad_words,
+            bad_words=bad_word_ids(self._tokenizer, spec.sampling.bad_words),
         )
         check_params(params)
         first = SequenceRequest(
@@ -88,12 +93,15 @@ class Intake:
             group=f"{delivery.id}/{delivery.fence}" if spec.sampling.n > 1 else "",
         )
         self._check_fits(first)
-        choices = [self._choice(delivery, spec, first, number, past) for number in range(spec.sampling.n)]
+        echo = echoed(self._tokenizer, spec, prompt_ids)
+        choices = [self._choice(delivery, spec, first, past, number, echo) for number in range(spec.sampling.n)]
         return RunningJob(
             delivery, spec, prompt_ids, choices, delivery.seq + 1, self._spell_logprobs, self._fingerprint
         )
 
-    def _choice(self, delivery: Delivery, spec: JobSpec, first: SequenceRequest, number: int, past: Past) -> Choice:
+    def _choice(
+        self, delivery: Delivery, spec: JobSpec, first: SequenceRequest, past: Past, number: int, echo: str
+    ) -> Choice:
         """The choice as it goes on after what is in the log. What the prompt is worth is said by choice 0, once."""
         said = past.choice(number)
         says_prompt = number == 0 and not said.token_ids
@@ -107,8 +115,8 @@ class Intake:
         speller = Speller(self._tokenizer, spec.sampling.stop, params.stop_token_ids, options)
         speller.replay(said.token_ids)
         choice = Choice(request, speller, len(said.token_ids), len(said.token_ids))
-        if spec.sampling.echo and not said.token_ids:
-            choice.echo = echoed(self._tokenizer, spec, first.prompt_ids)
+        if not said.token_ids:
+            choice.echo = echo
         if said.finish_reason is not None:
             choice.finish_reason, choice.finish_is_logged = said.finish_reason, True
         return choice

@@ -8,12 +8,14 @@ from jitney.errors import InvalidJob
 from jitney.messages import JobSpec
 from jitney.sampling import SamplingParams
 from jitney_worker.engine.sequence import LogitRules, SequenceParams
-from jitney_worker.text.bad_words import bad_word_ids
 from jitney_worker.text.spelling import TextOptions
 from jitney_worker.text.tokenizer import Tokenizer
 
 MAX_PROMPT_LOGPROBS_ENTRIES = 16_384
 """Tokens that the log probabilities of one prompt may name: they travel in one event, of about a megabyte then."""
+
+MAX_TOP_K = 2**31 - 1
+"""More than any vocabulary, and the most that the kernels can count: 2**32 + 1 would be a top_k of 1 there."""
 
 NO_RULES = LogitRules()
 
@@ -35,7 +37,7 @@ def sequence_params(
         max_tokens=max_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
-        top_k=max(0, sampling.top_k),
+        top_k=min(max(0, sampling.top_k), MAX_TOP_K),
         min_p=sampling.min_p,
         seed=sampling.seed or 0,
         stop_token_ids=own_ends | frozenset(sampling.stop_token_ids),
@@ -59,11 +61,6 @@ def text_options(spec: JobSpec, prompt_ids: tuple[int, ...]) -> TextOptions:
         skip_special_tokens=spec.sampling.skip_special_tokens,
         follows=prompt_ids if spec.messages is None else (),
     )
-
-
-def bad_words_of(tokenizer: Tokenizer, spec: JobSpec) -> tuple[tuple[int, ...], ...]:
-    """`bad_words` as token ids. Raises InvalidJob for a word without any."""
-    return bad_word_ids(tokenizer, spec.sampling.bad_words)
 
 
 def truncated(token_ids: tuple[int, ...], sampling: SamplingParams, *, max_sequence_len: int) -> tuple[int, ...]:
@@ -115,7 +112,9 @@ def _named_ids(sampling: SamplingParams) -> Iterator[tuple[str, tuple[int, ...]]
 
 
 def echoed(tokenizer: Tokenizer, spec: JobSpec, prompt_ids: tuple[int, ...]) -> str:
-    """The text that `echo` puts before each answer: the prompt as it was sent, or what its ids spell."""
+    """The text that stands before each answer: with `echo` the prompt as it was sent, or what its ids spell."""
+    if not spec.sampling.echo:
+        return ""
     if isinstance(spec.prompt, str) and spec.sampling.truncate_prompt_tokens is None:
         return spec.prompt
     stream = tokenizer.pieces.stream(skip_special_tokens=spec.sampling.skip_special_tokens)

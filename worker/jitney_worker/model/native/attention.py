@@ -55,12 +55,15 @@ class NativeStep:
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> Tensor:
         """As `AttentionStep.attend`, for a decoder that computes everything else itself."""
         backend, shape = self.backend, self.backend.cache.layers[layer]
-        kept = (queries.contiguous(), keys.contiguous(), values.contiguous())
+        kept = tuple(one.to(backend.cache.dtype).contiguous() for one in (queries, keys, values))
+        tokens, heads, kv_heads = self.num_tokens, shape.num_heads, shape.num_kv_heads
+        wanted = [(tokens, heads, shape.key_dim), (tokens, kv_heads, shape.key_dim), (tokens, kv_heads, shape.value_dim)]
+        assert [one.shape for one in kept] == wanted, "the kernels would read beyond what they are given"
         given = None if sinks is None else sinks.float().contiguous()
-        out = torch.empty(len(queries), shape.num_heads * shape.value_dim, dtype=queries.dtype)
+        out = torch.empty(tokens, heads * shape.value_dim, dtype=backend.cache.dtype)
         backend.team.library.attend(
             backend.team.threads,
-            KINDS[queries.dtype],
+            KINDS[backend.cache.dtype],
             backend.shapes[layer],
             backend.cache.planes[layer],
             self.batch,
@@ -69,7 +72,7 @@ class NativeStep:
             address(given),
             address(out),
         )
-        return out
+        return out.to(queries.dtype)
 
 
 def shape_of(layer: AttentionLayer) -> Shape:

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -64,10 +65,10 @@ def kept_in() -> Path:
     return (Path(user_cache) if user_cache else Path.home() / ".cache") / "jitney" / "native"
 
 
-def built(name: str) -> Path:
-    """The library for one of LEVELS, compiled if it is not there yet. Raises NativeUnavailable."""
+def built(name: str, *, anew: bool = False) -> Path:
+    """The library for one of LEVELS, compiled if it is not there yet. anew: or if it is. Raises NativeUnavailable."""
     library = kept_in() / f"{name}-{_digest(name)}.so"
-    if library.is_file():
+    if library.is_file() and not anew:
         return library
     compiler = next((found for one in COMPILERS if (found := shutil.which(one))), None)
     if compiler is None:
@@ -89,7 +90,7 @@ def built(name: str) -> Path:
 
 def _digest(name: str) -> str:
     """Of all that decides what the library does."""
-    digest = hashlib.sha256(repr((FLAGS, LEVELS[name])).encode())
+    digest = hashlib.sha256(repr((FLAGS, LEVELS[name], sys.platform, platform.machine())).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:16]

@@ -54,9 +54,10 @@ class NativeDecoder:
         """As `ChoosingHead.choose`."""
         given, team = hidden.contiguous(), self._team
         ids, tops = torch.empty(len(rows), dtype=torch.int64), torch.empty(len(rows))
+        drawn = None if all(row.is_greedy for row in rows) else [_row(row, self.config.vocab_size) for row in rows]
         team.library.choose(
             *(team.threads, self._model, team.rooms, address(given), len(rows)),
-            None if all(row.is_greedy for row in rows) else (_Rows * len(rows))(*map(_row, rows)),
+            None if drawn is None else (_Rows * len(rows))(*drawn),
             *(address(ids), address(tops)),
         )
         return ids.tolist(), tops.tolist()
@@ -119,8 +120,9 @@ class NativeDecoder:
         return address(tensor)
 
 
-def _row(row: SamplingRow) -> _Rows:
+def _row(row: SamplingRow, vocab_size: int) -> _Rows:
     if row.is_greedy:
         return _Rows()
+    top_k = min(row.top_k, vocab_size)  # which any number may be, and theirs has 32 bits
     reach = -math.log(min(row.min_p, 1.0)) if row.min_p > 0.0 else math.inf
-    return _Rows(row.top_p, row.key, row.temperature, reach, row.top_k)
+    return _Rows(row.top_p, row.key, row.temperature, reach, top_k)

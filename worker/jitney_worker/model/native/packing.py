@@ -30,7 +30,7 @@ def pack(
     num_columns, depth = len(order), weight.shape[1]
     kind, scales, sums = KINDS[weight.dtype], None, None
     if quantised:
-        kind, (weight, scales, sums) = INT8, quantise(weight)
+        kind, (weight, scales, sums) = INT8, quantise(team, weight)
         scales, sums = _ordered(scales, order), _ordered(sums, order)
     panels = torch.empty(team.library.packed_size(kind, num_columns, depth), dtype=torch.uint8)
     source = weight.contiguous()
@@ -40,12 +40,31 @@ def pack(
     return Packed(matrix, (panels, bias, scales, sums))
 
 
-def quantise(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Signed bytes [columns, depth], float32 scales and int32 sums of the bytes, each [columns]. Symmetric."""
-    wide = weight.float()
-    scales = wide.abs().amax(dim=1) / 127
-    whole = (wide / scales.clamp(min=1e-30)[:, None]).round_().to(torch.int8)
-    return whole, scales, whole.sum(dim=1, dtype=torch.int32)
+def quantise(team: Team, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Signed bytes [columns, depth], float32 scales and int32 sums of the bytes, each [columns].
+
+    Symmetric: a column's largest magnitude is 127. A column with a number that is not finite has a scale of NaN.
+    """
+    columns, depth = weight.shape
+    given, whole = weight.contiguous(), torch.empty(columns, depth, dtype=torch.int8)
+    scales, sums = torch.empty(columns), torch.empty(columns, dtype=torch.int32)
+    kind = KINDS[weight.dtype]
+    team.library.quantise(team.threads, kind, address(given), columns, depth, *map(address, (whole, scales, sums)))
+    return whole, scales, sums
+
+
+def linear(team: Team, rows: Tensor, packed: Packed) -> Tensor:
+    """rows [R, depth] times the matrix, plus its bias: float32 [R, columns].
+
+    rows: of the dtype that was packed; float32 or bfloat16 where that was quantised.
+    """
+    matrix = packed.matrix
+    assert matrix.kind in (KINDS[rows.dtype], INT8), "rows are of another kind than the weights"
+    assert rows.shape[1] == matrix.depth, "rows are of another width than the weights"
+    given, out = rows.contiguous(), torch.empty(len(rows), matrix.num_columns)
+    kind = KINDS[rows.dtype]
+    team.library.linear(team.threads, kind, matrix, team.rooms, address(given), len(rows), address(out))
+    return out
 
 
 def interleaved(inner: int) -> Tensor:
