@@ -190,7 +190,7 @@ class ServerError(JitneyError):
     code = "server_not_started"
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """An error's message as part of one line."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -196,6 +196,36 @@ def test_files_that_cannot_be_used_are_named(
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"model": {"type": "BPE", "vocab": "a", "merges": []}},
+        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a"]}},
+        {"model": 7},
+        {"normalizer": 1.5},
+        {"decoder": []},
+        {"added_tokens": [{"id": "x", "content": "<s>"}]},
+        {"added_tokens": [{"id": 0, "content": "", "special": True}]},
+    ],
+)
+def test_a_damaged_tokenizer_is_refused_and_never_a_traceback(
+    build: Build, tmp_path: Path, damage: dict[str, Any]
+) -> None:
+    shutil.copytree(build("byte-bpe"), tmp_path, dirs_exist_ok=True)
+    spec = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**spec, **damage}))
+    with pytest.raises(ModelError, match="cannot be used"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(("eos", "ids"), [(-1, set()), ([5, -1], {5}), (None, set())])
+def test_an_end_token_of_minus_one_is_none(build: Build, tmp_path: Path, eos: Any, ids: set[int]) -> None:
+    shutil.copytree(build("byte-bpe"), tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    named = Tokenizer.load(build("byte-bpe")).eos_token_ids
+    assert Tokenizer.load(tmp_path).eos_token_ids - named == ids
+
+
 def test_a_truncation_or_padding_left_in_the_file_does_not_cut_prompts(build: Build, tmp_path: Path) -> None:
     shutil.copytree(build("byte-bpe"), tmp_path, dirs_exist_ok=True)
     original = small.original(tmp_path)

@@ -63,7 +63,7 @@ class _Processors:
         self._vocab_size = vocab_size
         rules = sequence.params.rules or LogitRules()
         held_off = sequence.params.stop_token_ids | sequence.params.eos_token_ids
-        self._end_ids = tuple(token_id for token_id in held_off if token_id < vocab_size)
+        self._end_ids = tuple(token_id for token_id in held_off if 0 <= token_id < vocab_size)
         self._allowed = self._allowed_by(rules)
         self._bad_words = tuple(word for word in rules.bad_words if word and word[-1] < vocab_size)
         self._bias = self._bias_of(rules)

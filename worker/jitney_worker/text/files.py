@@ -173,7 +173,8 @@ def _end_ids(directory: Path) -> frozenset[int]:
     for name in ("generation_config.json", "config.json"):
         found = (_object(directory / name) or {}).get("eos_token_id")
         if found is not None:
-            return frozenset(found if isinstance(found, list) else [found])
+            ids = found if isinstance(found, list) else [found]
+            return frozenset(number for number in ids if int(number) >= 0)  # -1: there is none
     return frozenset()
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import orjson
 from tokenizers import Tokenizer as FastTokenizer
 
-from jitney.errors import InvalidJob, ModelError
+from jitney.errors import InvalidJob, ModelError, first_line
 from jitney_worker.text.chat import check_text
 from jitney_worker.text.control import ControlTokens
 from jitney_worker.text.files import TokenizerFiles
@@ -56,8 +56,15 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path | str) -> Tokenizer:
-        """From the files of a checkpoint. Raises ModelError that names the file."""
-        return cls(TokenizerFiles.read(Path(directory)))
+        """From the files of a checkpoint. Raises ModelError that names the file, or the directory."""
+        try:
+            return cls(TokenizerFiles.read(Path(directory)))
+        except ModelError:
+            raise
+        except BaseException as error:  # what damaged files do to the library, down to panics that are no Exception
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise ModelError(f"{directory}: its tokenizer cannot be used: {first_line(error)}") from error
 
     @property
     def has_chat_template(self) -> bool:
