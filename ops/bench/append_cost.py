@@ -24,7 +24,7 @@ from jitney.embedded import EmbeddedServer
 from jitney.keys import new_job_id
 from jitney.messages import Event
 from jitney.queue import Append, Delivery, Entry, Queue
-from jitney_worker.bench.report import percentile
+from jitney_worker.bench.percentiles import percentile
 
 LEASE_S = 3_600.0
 FSYNCS = ("no", "everysec", "always")

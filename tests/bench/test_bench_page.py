@@ -11,9 +11,10 @@ import pytest
 from ops.bench import page
 
 RELIABILITY, SAMPLING = (page.ROOT / "docs" / f"{name}.md" for name in ("RELIABILITY", "SAMPLING"))
+RESULTS = page.ROOT / "ops" / "bench" / "RESULTS.md"
 PLACES = [
     (document, *place)
-    for document in (RELIABILITY, SAMPLING)
+    for document in (RELIABILITY, SAMPLING, RESULTS)
     for place in re.findall(r"<!-- ([\w.-]+): written by python -m (\S+) (.*) -->", document.read_text())
 ]
 
@@ -61,15 +62,16 @@ def test_a_multiple_of_nothing_is_a_dash() -> None:
     assert (page.times(3.0, 2.0), page.times(3.0, 2.0, digits=1), page.times(3.0, 0.0)) == ("×1.50", "×1.5", "–")
 
 
-def test_both_documents_have_places() -> None:
-    assert {document for document, *_ in PLACES} == {RELIABILITY, SAMPLING}
+def test_all_documents_have_places() -> None:
+    assert {document for document, *_ in PLACES} == {RELIABILITY, SAMPLING, RESULTS}
 
 
 @pytest.mark.parametrize(("document", "name", "module", "words"), PLACES)
 def test_the_command_of_every_place_is_one_that_writes_there(
-    document: Path, name: str, module: str, words: str
+    document: Path, name: str, module: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The line that a reader copies parses, and names the document that it stands in."""
+    """The line that a reader copies parses where it is run, and names the document that it stands in."""
+    monkeypatch.chdir(page.ROOT)
     asked = importlib.import_module(module).arguments(shlex.split(words))
     assert page.ROOT / asked.write == document
     page.check_place(page.ROOT / asked.write, name)
@@ -79,3 +81,14 @@ def test_every_test_that_the_page_names_is_there() -> None:
     named = set(re.findall(r"`(test_\w+\.py)`", RELIABILITY.read_text()))
     assert len(named) > 8
     assert [name for name in sorted(named) if not (page.ROOT / "tests" / "faults" / name).exists()] == []
+
+
+def test_every_module_that_the_readme_names_is_there() -> None:
+    readme = (page.ROOT / "ops" / "bench" / "README.md").read_text()
+    named = set(re.findall(r"python -m (ops\.bench\.\w+)", readme))
+    assert len(named) > 10
+    for module in sorted(named - {"ops.bench.peers"}):
+        assert callable(importlib.import_module(module).arguments), module
+    assert [
+        name for name in re.findall(r"\]\((\w+\.md)\)", readme) if not (page.ROOT / "ops" / "bench" / name).exists()
+    ] == []

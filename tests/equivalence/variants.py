@@ -16,6 +16,18 @@ _LLAMA3_ROPE = {
 _YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 1_024}
 _LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
 
+_ODD_WIDTHS = {
+    "hidden_size": 70,
+    "intermediate_size": 41,
+    "head_dim": 22,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 1,
+    "vocab_size": 531,
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+}
+"""No multiple of anything that kernels like."""
+
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-biased": ("llama", {"attention_bias": True}),
@@ -24,6 +36,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama-llama3-rope": ("llama", {"rope_parameters": _LLAMA3_ROPE}),
     "llama-yarn-rope": ("llama", {"rope_parameters": _YARN_ROPE}),
     "llama-linear-rope": ("llama", {"rope_parameters": _LINEAR_ROPE}),
+    "llama-odd-widths": ("llama", _ODD_WIDTHS),
     "mistral": ("mistral", {}),
     "mistral-window": ("mistral", {"sliding_window": 24}),
     "qwen2": ("qwen2", {}),

@@ -1,9 +1,7 @@
-"""`jitney bench`: a named workload through the whole path, as a table and as JSON."""
+"""`jitney bench`: a named workload through the whole path or a part of it, as a table and as JSON."""
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -13,12 +11,10 @@ from rich.console import Console
 
 from jitney.errors import SettingsError
 from jitney.logs import configure
-from jitney_worker.bench.measure import Run, measure
+from jitney_worker.bench.options import MODES, BenchOptions
 from jitney_worker.bench.report import figures, table
-from jitney_worker.bench.workloads import NAMES, Workload, load_workload
-from jitney_worker.settings import load_settings
-
-MODES = ("path", "static", "serial")
+from jitney_worker.bench.run import run
+from jitney_worker.bench.workloads import NAMES, load_workload
 
 
 def bench(
@@ -32,52 +28,60 @@ def bench(
     ] = None,
     queue: Annotated[str | None, typer.Option("--queue", help="queue of the running stack")] = None,
     model: Annotated[str | None, typer.Option("--model", help="default: the one the workload names")] = None,
-    dtype: Annotated[str, typer.Option("--dtype", help="auto, float32 or bfloat16")] = "auto",
-    rate: Annotated[float, typer.Option("--rate", help="arrivals per second of W6")] = 1.0,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="auto, float32 or bfloat16")] = None,
+    seats: Annotated[int | None, typer.Option("--seats", help="default: as the workload says", min=1)] = None,
+    policy: Annotated[str | None, typer.Option("--policy", help="continuous or static")] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option("--max-num-batched-tokens", help="tokens one step may compute", min=1)
+    ] = None,
+    num_kv_blocks: Annotated[
+        int | None, typer.Option("--num-kv-blocks", help="size of the KV cache in blocks", min=2)
+    ] = None,
+    kv_cache_bytes: Annotated[
+        int | None, typer.Option("--kv-cache-bytes", help="size of the KV cache in bytes", min=1)
+    ] = None,
+    num_threads: Annotated[int | None, typer.Option("--num-threads", help="CPU threads for the model", min=1)] = None,
+    kernels: Annotated[str | None, typer.Option("--kernels", help="auto, native or torch")] = None,
+    quantization: Annotated[str | None, typer.Option("--quantization", help="of the weights: none or int8")] = None,
+    rate: Annotated[float | None, typer.Option("--rate", help="arrivals per second of W6; default 1")] = None,
     limit: Annotated[int | None, typer.Option("--limit", help="run only the first N jobs", min=1)] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="what a step is made of (mode engine)")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
 ) -> None:
     """Measure throughput, time to first token, time between tokens and completion.
 
-    path: the whole path, continuous batching. static: the same with seats held until the slowest ends.
-    serial: the same with one seat.
+    path: the whole path, continuous batching. engine: the engine in this process, without Redis. static: the path
+    with seats held until the slowest ends. serial: the path with one seat. naive: transformers' `generate`, one job
+    after the other.
     """
     configure("warning")
-    if mode not in MODES:
-        raise SettingsError(f"--mode {mode!r} is not one of {', '.join(MODES)}")
-    if redis_url is not None and mode != "path":
-        raise SettingsError(f"--mode {mode} starts a stack of its own: leave --redis-url out")
-    if rate <= 0:
+    options = BenchOptions(
+        mode=mode,
+        model=model,
+        redis_url=redis_url,
+        queue=queue,
+        dtype=dtype,
+        seats=seats,
+        policy=policy,
+        max_num_batched_tokens=max_num_batched_tokens,
+        num_kv_blocks=num_kv_blocks,
+        kv_cache_bytes=kv_cache_bytes,
+        num_threads=num_threads,
+        kernels=kernels,
+        quantization=quantization,
+        is_profiled=profile,
+    )
+    if rate is not None and name != "W6":
+        raise SettingsError(f"--rate {rate:g} is of W6 alone: in {name} all jobs arrive at once")
+    if rate is not None and rate <= 0:
         raise SettingsError(f"--rate {rate:g} must be more than 0")
-    chosen = load_workload(workload, name, rate_per_s=rate, limit=limit)
-    model = model or chosen.model
-    if redis_url is not None:
-        run = asyncio.run(measure(redis_url, queue or load_settings(model=model).queue_name, chosen))
-    else:
-        run = asyncio.run(_on_own_stack(chosen, mode, model, dtype))
-    result = figures(chosen, mode, run)
-    Console().print(table(result))
+    if json_file is not None and not json_file.parent.is_dir():
+        raise SettingsError(f"--json {json_file}: there is no folder {json_file.parent}")
+    chosen = load_workload(workload, name, rate_per_s=rate or 1.0, limit=limit)
+    console = Console()
+    with console.status(f"{name}, mode {mode}") as status:
+        measured = run(chosen, options, lambda said: status.update(f"{name}, mode {mode}: {said}"))
+    result = figures(chosen, mode, measured)
+    console.print(table(result))
     if json_file is not None:
         json_file.write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2))
-
-
-async def _on_own_stack(workload: Workload, mode: str, model: str, dtype: str) -> Run:
-    """Server, API and one worker for the length of the run, with the seats that the workload names."""
-    from jitney_worker.model.resolve import resolve
-    from jitney_worker.stack.local import LocalStack, StackSettings
-
-    directory = resolve(model)
-    queue = load_settings(model=model).queue_name
-    seats = 1 if mode == "serial" else workload.seats
-    policy = "static" if mode == "static" else "continuous"
-    flags = ("--model", str(directory), "--queue", queue, "--max-num-seqs", str(seats), "--policy", policy)
-    with tempfile.TemporaryDirectory(prefix="jitney-bench-") as folder:
-        settings = StackSettings(
-            data_dir=Path(folder),
-            queue=queue,
-            port=0,
-            worker_flags=(*flags, "--dtype", dtype),
-            environment={"JITNEY_ENGINE__ENABLE_PREFIX_CACHING": str(workload.prefix_caching).lower()},
-        )
-        async with LocalStack(settings) as stack:
-            return await measure(stack.redis_url, queue, workload)

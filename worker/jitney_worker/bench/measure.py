@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from jitney import AsyncClient
 from jitney.connection import connect
 from jitney.errors import ServerError
-from jitney.workers import WorkerView, list_workers
+from jitney.workers import WorkerView, list_workers, unix_now
+from jitney_worker.bench.quiet import other_cores, reading
+from jitney_worker.bench.rides import Ride, Run, peak_rss_mb
 from jitney_worker.bench.workloads import BenchJob, Workload
 
-
-@dataclass(frozen=True, slots=True)
-class Ride:
-    """One job as its client saw it. Times are seconds on one monotonic clock."""
-
-    enqueued_at: float
-    token_times: tuple[float, ...]
-    ended_at: float
-    token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One timed run. load_cpu_s: CPU seconds that this process, the load generator, used meanwhile."""
-
-    rides: tuple[Ride, ...]
-    wall_s: float
-    load_cpu_s: float
-    num_preemptions: int
-    peak_rss_mb: float
-    features: dict[str, object]
+SETTLING_S = 3.0
+"""How long to wait for the worker's last word; without it the counters may be half a second old."""
 
 
 async def measure(redis_url: str, queue: str, workload: Workload) -> Run:
@@ -49,12 +32,41 @@ async def measure(redis_url: str, queue: str, workload: Workload) -> Run:
 
 async def _timed(client: AsyncClient, redis_url: str, queue: str, workload: Workload) -> Run:
     before = await _worker(redis_url, queue)
-    cpu, start = time.process_time(), time.monotonic()
+    cpu, quiet_before, start = time.process_time(), reading(), time.monotonic()
     rides = await _ride_all(client, workload.jobs)
-    wall_s, load_cpu_s = time.monotonic() - start, time.process_time() - cpu
-    after = await _worker(redis_url, queue)
-    num_preemptions = after.num_preemptions - before.num_preemptions
-    return Run(rides, wall_s, load_cpu_s, num_preemptions, peak_rss_mb(after.pid), after.features)
+    wall_s, load_cpu_s, quiet_after = time.monotonic() - start, time.process_time() - cpu, reading()
+    after = await _settled(redis_url, queue)
+    return Run(
+        rides,
+        wall_s,
+        load_cpu_s,
+        num_preemptions=after.num_preemptions - before.num_preemptions,
+        peak_rss_mb=peak_rss_mb(after.pid),
+        features=after.features,
+        other_cores=other_cores(quiet_before, quiet_after) if _is_ours(after.pid) else None,
+    )
+
+
+async def _settled(redis_url: str, queue: str) -> WorkerView:
+    """The worker's word after its last job: it speaks twice a second, so the newest one may be from before."""
+    ended_at, deadline = unix_now(), time.monotonic() + SETTLING_S
+    while True:
+        view = await _worker(redis_url, queue)
+        if (view.written_at > ended_at and not view.num_running) or time.monotonic() > deadline:
+            return view
+        await asyncio.sleep(SETTLING_S / 100)
+
+
+def _is_ours(pid: int) -> bool:
+    """True for a worker that descends from this process: of another one we cannot tell whether it disturbs."""
+    while pid > 1:
+        if pid == os.getpid():
+            return True
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return False
+    return False
 
 
 async def _ride_all(client: AsyncClient, jobs: Sequence[BenchJob]) -> tuple[Ride, ...]:
@@ -92,14 +104,3 @@ async def _worker(redis_url: str, queue: str) -> WorkerView:
     if not workers:
         raise ServerError(f"no worker serves queue {queue}: start one, or leave --redis-url out")
     return workers[0]
-
-
-def peak_rss_mb(pid: int) -> float:
-    """The highest resident memory of a program on this machine, in MB; 0 where /proc does not say."""
-    status = Path(f"/proc/{pid}/status")
-    if not status.exists():
-        return 0.0
-    for line in status.read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return round(int(line.split()[1]) / 1_000, 1)
-    return 0.0

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
-from jitney_worker.bench.measure import Run
+from jitney_worker.bench.percentiles import percentile
+from jitney_worker.bench.rides import Run
 from jitney_worker.bench.workloads import Workload
 
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of the values lie, interpolated between the nearest two."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    position = (len(ordered) - 1) * share
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+_ENGINE_FACTS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "num_blocks",
+    "block_size",
+    "policy",
+    "enable_prefix_caching",
+    "kernels",
+    "quantization",
+)
 
 
 def figures(workload: Workload, mode: str, run: Run) -> dict[str, Any]:
@@ -46,8 +47,10 @@ def figures(workload: Workload, mode: str, run: Run) -> dict[str, Any]:
         "load_cpu_s": round(run.load_cpu_s, 3),
         "dtype": run.features.get("dtype"),
         "device": run.features.get("device"),
+        "other_cores": run.other_cores,
+        "engine": {name: run.features[name] for name in _ENGINE_FACTS if name in run.features},
         "first_token_ids": [list(ride.token_ids[:32]) for ride in run.rides[:4]],
-    }
+    } | ({} if run.profile is None else {"profile": run.profile})
 
 
 def _p50_p99(values: Sequence[float]) -> dict[str, float]:
@@ -72,4 +75,22 @@ def table(result: dict[str, Any]) -> Table:
     page.add_row("peak RSS of the worker", f"{result['peak_rss_mb']:.0f} MB")
     page.add_row("CPU of the load generator", f"{result['load_cpu_s']:.2f} s")
     page.add_row("dtype, device", f"{result['dtype']}, {result['device']}")
+    if result["other_cores"] is not None:
+        page.add_row("cores that others used", f"{result['other_cores']:.2f}")
+    for name, words in _profile_rows(result.get("profile", {})):
+        page.add_row(name, words)
     return page
+
+
+def _profile_rows(profile: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Steps, and what the mean one is made of, the largest part first."""
+    if not profile.get("num_steps"):
+        return
+    times = "   ".join(f"{name} {value:.2f} ms" for name, value in profile["step_ms"].items())
+    yield (
+        "steps",
+        f"{profile['num_steps']:,} of {profile['mean_batch']:.1f} sequences, {profile['mean_tokens']:.1f} tokens",
+    )
+    yield "a step", times
+    for name, value in sorted(profile["parts_ms"].items(), key=lambda part: -part[1]):
+        yield f"  {name}", f"{value:.3f} ms"

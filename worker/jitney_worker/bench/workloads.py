@@ -11,7 +11,7 @@ import orjson
 
 from jitney.errors import SettingsError
 
-NAMES = ("W1", "W2", "W3", "W4", "W5", "W6", "W7", "W8", "W8P", "W9")
+NAMES = ("W1", "W2", "W3", "W4", "W5", "W6", "W7", "W7G", "W8", "W8P", "W9")
 MAX_SEATS = 64
 
 
@@ -75,7 +75,7 @@ def _named(contents: dict[str, Any], name: str, rate_per_s: float) -> Workload:
     if name in ("W3", "W4"):
         one = BenchJob(tuple(contents[name.lower()]["prompt"]), contents["w3"]["out"] if name == "W3" else 1)
         return Workload(name, model, (one,), 1, warm, repeats=3, counts_prompt=name == "W4")
-    if name in ("W5", "W6", "W7"):
+    if name in ("W5", "W6", "W7", "W7G"):
         return _mixed(contents, name, rate_per_s, warm)
     if name == "W9":
         w9 = contents["w9"]
@@ -87,7 +87,7 @@ def _named(contents: dict[str, Any], name: str, rate_per_s: float) -> Workload:
 
 
 def _mixed(contents: dict[str, Any], name: str, rate_per_s: float, warm: tuple[BenchJob, ...]) -> Workload:
-    """W5, and its two variations: as a Poisson stream (W6), and sampled (W7)."""
+    """W5, and its variations: as a Poisson stream (W6), sampled (W7), and the jobs of W7 greedy (W7G)."""
     jobs = [BenchJob(tuple(row["prompt"]), row["out"]) for row in contents["w5"]]
     if name == "W6":
         times = accumulate(gap / rate_per_s for gap in contents["w6_gaps"])
@@ -98,4 +98,6 @@ def _mixed(contents: dict[str, Any], name: str, rate_per_s: float, warm: tuple[B
             replace(job, temperature=w7["temperature"], top_p=w7["top_p"], seed=seed)
             for job, seed in zip(jobs, w7["seeds"], strict=False)
         ][: w7["n"]]
+    if name == "W7G":
+        jobs = jobs[: contents["w7"]["n"]]
     return Workload(name, contents["model"], tuple(jobs), 32, warm)

@@ -27,6 +27,7 @@ from jitney_worker.model.layers import AttentionLayer
 CPU_SHARE = 0.25
 CPU_MAX_BYTES = 2 << 30
 GPU_RESERVE_BYTES = 1 << 30
+CACHE_LINE = 64
 
 
 def bytes_per_block(layers: Sequence[AttentionLayer], block_size: int, dtype: torch.dtype) -> int:
@@ -80,11 +81,15 @@ def _read(path: str) -> str:
 def empty_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that take real memory only where they are written to: a worker with few jobs stays small.
 
-    torch would write its zeros down; numpy asks the system for pages that are born so.
+    torch would write its zeros down; numpy asks the system for pages that are born so, but begins 16 bytes into them:
+    each row of the kernels would lie in two lines of the CPU's caches.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    pages = np.zeros(num_bytes + CACHE_LINE, dtype=np.uint8)
+    first = -pages.ctypes.data % CACHE_LINE
+    return torch.from_numpy(pages[first : first + num_bytes]).view(dtype).view(shape)
 
 
 class PagedCache(Protocol):

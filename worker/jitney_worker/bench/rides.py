@@ -1,0 +1,51 @@
+"""What a run leaves behind: one ride for each job, and what is known of the run as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Ride:
+    """One job as its client saw it. Times are seconds on one monotonic clock.
+
+    enqueued_at: when it was sent, or when it was to arrive, whichever the client can know.
+    """
+
+    enqueued_at: float
+    token_times: tuple[float, ...]
+    ended_at: float
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One timed run.
+
+    load_cpu_s: CPU seconds that the load generator used meanwhile, where it is a process of its own.
+    features: what the worker tells of itself. other_cores: cores that neither this process nor its children used,
+    but somebody did; None where nobody can say. profile: what a step was made of, if that was asked for.
+    """
+
+    rides: tuple[Ride, ...]
+    wall_s: float
+    load_cpu_s: float
+    num_preemptions: int
+    peak_rss_mb: float
+    features: Mapping[str, Any]
+    other_cores: float | None = None
+    profile: Mapping[str, Any] | None = None
+
+
+def peak_rss_mb(pid: int | str = "self") -> float:
+    """The highest resident memory of a program on this machine, in MB; 0 where /proc does not say."""
+    status = Path(f"/proc/{pid}/status")
+    if not status.exists():
+        return 0.0
+    for line in status.read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return round(int(line.split()[1]) / 1_000, 1)
+    return 0.0
