@@ -190,17 +190,11 @@ class Event:
     def decode(cls, payload: bytes | str) -> Event:
         """The inverse of `encode`. Unknown fields of a newer writer are passed over."""
         fields = orjson.loads(payload)
-        lists: dict[str, Any] = {name: _tuple_or_none(fields.get(name)) for name in _LISTS}
-        return cls(
-            type=fields["type"],
-            seq=fields["seq"],
-            choice=fields.get("choice", 0),
-            index=fields.get("index", 0),
-            token_ids=tuple(fields.get("token_ids", ())),
-            text=fields.get("text", ""),
-            **{name: fields.get(name) for name in _PLAIN},
-            **lists,
-        )
+        given = {name: value for name, value in fields.items() if name in _KNOWN}
+        for name in _LISTS & given.keys():
+            if given[name] is not None:
+                given[name] = tuple(given[name])
+        return cls(fields["type"], fields["seq"], **given)
 
 
 _OPTIONAL: Final = (
@@ -217,12 +211,8 @@ _OPTIONAL: Final = (
     "error",
     "fingerprints",
 )
-_LISTS: Final = ("logprobs", "choices", "prompt_logprobs", "fingerprints")
-_PLAIN: Final = tuple(name for name in _OPTIONAL if name not in _LISTS)
-
-
-def _tuple_or_none(value: list[Any] | None) -> tuple[Any, ...] | None:
-    return None if value is None else tuple(value)
+_LISTS: Final = frozenset({"token_ids", "logprobs", "choices", "prompt_logprobs", "fingerprints"})
+_KNOWN: Final = frozenset({"choice", "index", "token_ids", "text", *_OPTIONAL})
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> dict[str, int]:
