@@ -1,11 +1,13 @@
 """What a row gets from the kernels is the same to the last bit, whoever is beside it and however its tokens are cut.
 
-In bfloat16 and int8 too, at every level of the CPU's instructions, and so through the engine: answers equal the solo run.
+In bfloat16 and int8 too, at every level of the CPU's instructions, and so through the engine: answers equal the solo
+ones.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -83,7 +85,7 @@ def in_company(runner: TorchRunner, token_ids: Sequence[int], num_others: int) -
     others = [Talk(prompt(4 + i % 9, seed=100 + i), blocks) for i in range(num_others)]
     cuts = (0, len(token_ids) // 3, len(token_ids) - 1, len(token_ids))
     found = []
-    for turn, (start, stop) in enumerate(zip(cuts, cuts[1:], strict=False)):
+    for turn, (start, stop) in enumerate(itertools.pairwise(cuts)):
         beside = [other.part(turn, turn + 1 if (turn + i) % 2 else turn + 2) for i, other in enumerate(others)]
         place = turn * len(beside) // 2
         found.append(step(runner, *beside[:place], mine.part(start, stop), *beside[place:])[place])

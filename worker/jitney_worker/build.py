@@ -54,8 +54,9 @@ def build_crew(settings: WorkerSettings) -> Crew:
             runner.dtype,
             tokenizer.digest,
             quantisation=settings.quantization,
-            # Equal to the last bit is what the same instructions give; otherwise any worker may continue a job.
-            kernels=runner.kernels if settings.batch_invariant else None,
+            # Equal to the last bit is what the same kernels give, compiled for the same instructions; otherwise any
+            # worker may continue a job.
+            kernels=runner.team.library.path.stem if settings.batch_invariant and runner.team else None,
         ),
         worker_id=settings.worker.id or f"{socket.gethostname()[:32]}-{os.getpid()}-{uuid.uuid4().hex[:6]}",
         vocab_size=runner.vocab_size,

@@ -57,7 +57,11 @@ class NativeStep:
         backend, shape = self.backend, self.backend.cache.layers[layer]
         kept = tuple(one.to(backend.cache.dtype).contiguous() for one in (queries, keys, values))
         tokens, heads, kv_heads = self.num_tokens, shape.num_heads, shape.num_kv_heads
-        wanted = [(tokens, heads, shape.key_dim), (tokens, kv_heads, shape.key_dim), (tokens, kv_heads, shape.value_dim)]
+        wanted = [
+            (tokens, heads, shape.key_dim),
+            (tokens, kv_heads, shape.key_dim),
+            (tokens, kv_heads, shape.value_dim),
+        ]
         assert [one.shape for one in kept] == wanted, "the kernels would read beyond what they are given"
         given = None if sinks is None else sinks.float().contiguous()
         out = torch.empty(tokens, heads * shape.value_dim, dtype=backend.cache.dtype)

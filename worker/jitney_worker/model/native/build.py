@@ -34,6 +34,7 @@ LEVELS = {
 """What is compiled for which CPU, the best first. `plain` runs anywhere."""
 
 COMPILE_TIMEOUT_S = 300.0
+SEAL_BYTES = 32
 
 
 class NativeUnavailable(JitneyError):
@@ -65,10 +66,10 @@ def kept_in() -> Path:
     return (Path(user_cache) if user_cache else Path.home() / ".cache") / "jitney" / "native"
 
 
-def built(name: str, *, anew: bool = False) -> Path:
-    """The library for one of LEVELS, compiled if it is not there yet. anew: or if it is. Raises NativeUnavailable."""
+def built(name: str) -> Path:
+    """The library for one of LEVELS, compiled if it is not there yet, or not whole. Raises NativeUnavailable."""
     library = kept_in() / f"{name}-{_digest(name)}.so"
-    if library.is_file() and not anew:
+    if _is_sealed(library):
         return library
     compiler = next((found for one in COMPILERS if (found := shutil.which(one))), None)
     if compiler is None:
@@ -80,12 +81,28 @@ def built(name: str, *, anew: bool = False) -> Path:
         with tempfile.TemporaryDirectory(dir=library.parent, prefix="building-") as folder:
             made = Path(folder) / library.name
             _compile(compiler, name, made)
+            _seal(made)
             made.replace(library)  # a reader never sees half a library, and of two builders either's will do
     except OSError as error:
         raise NativeUnavailable(
             f"{library.parent} cannot hold compiled kernels: {error}; JITNEY_NATIVE_DIR names another place"
         ) from error
     return library
+
+
+def _seal(library: Path) -> None:
+    """End it with the digest of what stands before: a loader does not look there."""
+    with library.open("ab") as file:
+        file.write(hashlib.sha256(library.read_bytes()).digest())
+
+
+def _is_sealed(library: Path) -> bool:
+    """Whether it is there and whole. Half a library (a disk that was full, a copy cut off) would end this process."""
+    try:
+        content = library.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-SEAL_BYTES]).digest() == content[-SEAL_BYTES:]
 
 
 def _digest(name: str) -> str:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jitney.logs import logger
 from jitney_worker.model.native.build import NativeUnavailable, built, level
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
@@ -139,31 +138,27 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
-class Unusable(NativeUnavailable):
-    """A file that should hold the kernels, and does not."""
-
-
 class Kernels:
     """One loaded library. `calls` are its C functions by their names without `jitney_`."""
 
     def __init__(self, path: Path, level: str) -> None:
-        """Raises Unusable if it cannot be loaded or lays its structures out otherwise."""
+        """Raises NativeUnavailable if it cannot be loaded or lays its structures out otherwise."""
         self.path, self.level = path, level
         try:
             self._library = ctypes.CDLL(str(path))
         except OSError as error:
-            raise Unusable(f"{path} cannot be loaded: {error}") from error
+            raise NativeUnavailable(f"{path} cannot be loaded: {error}") from error
         for name, (result, arguments) in SIGNATURES.items():
             function = getattr(self._library, name, None)
             if function is None:
-                raise Unusable(f"{path} is no library of these kernels: it has no {name}")
+                raise NativeUnavailable(f"{path} is no library of these kernels: it has no {name}")
             function.restype, function.argtypes = result, arguments
             setattr(self, name.removeprefix("jitney_"), function)
         theirs = (c_int64 * 6)()
         self._library.jitney_sizes(theirs)
         ours = [ctypes.sizeof(one) for one in (Matrix, Layer, Model, Batch, Shape, SamplingRow)]
         if list(theirs) != ours:
-            raise Unusable(f"{path} lays its structures out as {list(theirs)}, not as {ours}")
+            raise NativeUnavailable(f"{path} lays its structures out as {list(theirs)}, not as {ours}")
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the kernels have no function {name!r}")
@@ -171,16 +166,9 @@ class Kernels:
 
 @cache
 def kernels(name: str | None = None) -> Kernels:
-    """The kernels for this CPU, or for another of `build.LEVELS`. Raises NativeUnavailable.
-
-    A file that cannot be used (of a disk that was full, of another machine) is compiled anew, once.
-    """
+    """The kernels for this CPU, or for another of `build.LEVELS`. Raises NativeUnavailable."""
     chosen = level() if name is None else name
-    try:
-        return Kernels(built(chosen), chosen)
-    except Unusable as error:
-        logger().warning("kernels_unusable", reason=str(error))
-        return Kernels(built(chosen, anew=True), chosen)
+    return Kernels(built(chosen), chosen)
 
 
 class Team:

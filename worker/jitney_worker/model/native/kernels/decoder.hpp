@@ -28,7 +28,8 @@ struct Model {
     float eps, rope_scale, attention_scale, embedding_multiplier, residual_multiplier, logits_divisor;
 };
 
-// Memory that grows and is never handed back while the model lives. Zeroed: padding between rows must be.
+// Memory that grows and is never handed back while the team lives. Models of other widths may have used it before: who
+// reads the padding between rows has zeroed it.
 class Room {
   public:
     ~Room() { free(memory_); }
@@ -42,7 +43,6 @@ class Room {
                 fprintf(stderr, "jitney: no memory for %ld bytes of a step\n", bytes);
                 abort();
             }
-            memset(memory_, 0, (size_t)bytes);
         }
         return (T*)memory_;
     }
@@ -134,7 +134,7 @@ class Decoder {
             for (int row; (row = team_.take(thread, num_rows)) >= 0;)
                 for (long i = 0; i < stride; ++i) given[row * stride + i] = i < depth ? rows[row * depth + i] : Stored(0);
             team_.barrier();
-            quantise(thread, given, stride, num_rows);
+            quantise(thread, given, depth, stride, num_rows);
             product<W>(team_, thread, input(given, stride), num_rows, matrix,
                        [&](int row, int column, const float* values) {
                            float* to = out + row * columns + column;
@@ -236,10 +236,10 @@ class Decoder {
             return {rows, stride, nullptr};
     }
 
-    void quantise(int thread, const Stored* rows, long stride, int num_rows) {
+    void quantise(int thread, Stored* rows, long width, long stride, int num_rows) {
         if constexpr (W::KIND == INT8) {
             for (int row; (row = team_.take(thread, num_rows)) >= 0;)
-                scales_[row] = quantise_row<A>(rows + row * stride, stride, bytes_ + row * stride);
+                scales_[row] = quantise_row<A>(rows + row * stride, width, stride, bytes_ + row * stride);
             team_.barrier();
         }
     }
@@ -250,7 +250,7 @@ class Decoder {
             norm_row<A>(hidden + row * stride, weight, stride, m_.hidden, m_.eps,
                         out + row * stride);
             if constexpr (W::KIND == INT8)
-                scales_[row] = quantise_row<A>(out + row * stride, stride, bytes_ + row * stride);
+                scales_[row] = quantise_row<A>(out + row * stride, m_.hidden, stride, bytes_ + row * stride);
         }
         team_.barrier();
     }
@@ -295,7 +295,7 @@ class Decoder {
         attention<A>(team_, thread, shape, plane, batch_, items_, num_items_, queries_, attended_,
                      attended_stride(), nullptr);
         team_.barrier();
-        quantise(thread, attended_, attended_stride(), tokens);
+        quantise(thread, attended_, layer.o.depth, attended_stride(), tokens);
         add_product(thread, input(attended_, attended_stride()), layer.o);
         norm_rows(thread, hidden_, tokens, layer.post_norm, normed_);
         product<W>(team_, thread, input(normed_, hidden_stride()), tokens, layer.gate_up,
@@ -306,7 +306,7 @@ class Decoder {
                        A::put(activated_ + row * activated_stride() + column / 2, silu(gate) * up);
                    });
         team_.barrier();
-        quantise(thread, activated_, activated_stride(), tokens);
+        quantise(thread, activated_, layer.down.depth, activated_stride(), tokens);
         add_product(thread, input(activated_, activated_stride()), layer.down);
     }
 
@@ -335,8 +335,10 @@ class Decoder {
                 if (layer.rotates) rotate(heads + head * dim, cos, sin, half);
             }
             Stored* queries = queries_ + (long)token * m_.num_heads * queries_width_;
-            for (int head = 0; head < m_.num_heads; ++head)
-                convert<A>(heads + head * dim, dim, queries + head * queries_width_);
+            for (int head = 0; head < m_.num_heads; ++head, queries += queries_width_) {
+                convert<A>(heads + head * dim, dim, queries);
+                for (long i = dim; i < queries_width_; ++i) queries[i] = Stored(0);
+            }
             const float *keys = heads + m_.num_heads * dim, *values = keys + m_.num_kv_heads * dim;
             for (int head = 0; head < m_.num_kv_heads; ++head)
                 keep<A>(shape, plane, batch_, token, head, keys + head * dim, values + head * dim);

@@ -46,10 +46,11 @@ INLINE void convert(const float* from, int count, typename E::Stored* to) {
     for (; i < count; ++i) to[i] = E::of(from[i]);
 }
 
-// One byte a number, 128 for zero; returns the scale. Symmetric, by the row's largest magnitude. Of a row with a NaN the
+// One byte a number, 128 for zero, also from `width` to `stride`, whatever lies there; returns the scale. Symmetric, by the row's largest magnitude. Of a row with a NaN the
 // scale is NaN: no byte can say it, and the row must not come out as if it were sound.
 template <class E>
-INLINE float quantise_row(const typename E::Stored* row, long stride, uint8_t* out) {
+INLINE float quantise_row(typename E::Stored* row, long width, long stride, uint8_t* out) {
+    for (long i = width; i < stride; ++i) row[i] = typename E::Stored(0);
     Floats most = Floats{};
     Ints broken = Ints{};
     for (long i = 0; i < stride; i += LANES) {

@@ -45,7 +45,7 @@ inline long gather(const float* logits, long vocabulary, float temperature, floa
         if (i + LANES <= vocabulary)
             values = load(logits + i);
         else
-            for (int j = 0; j < LANES; ++j) values[j] = i + j < vocabulary ? logits[i + j] : -INFINITY;
+            for (int j = 0; j < LANES; ++j) values[j] = i + j < vocabulary ? logits[i + j] : NAN;  // which reaches nothing
         values = values / divisor;
         if (mass) {
             typedef double Doubles __attribute__((vector_size(128)));
@@ -98,12 +98,13 @@ inline long keep_top_k(Candidate* candidates, long count, const SamplingRow& row
     return leading(candidates, k, top, row.top_p * weight_of(candidates, k, top));
 }
 
-// Top-p alone. Most rows need only what lies close to their top; the rest is looked at when that is not enough.
+// Top-p alone. Most rows need only what lies close to their top; more is looked at when that is not enough, as far as
+// the noise reaches.
 inline long keep_top_p(const float* logits, long vocabulary, const SamplingRow& row, float top, float floor,
                        Candidate* candidates) {
     double mass = 0.0;
     long count = 0;
-    for (float reach : {6.0f, 12.0f, NOISE_REACH, INFINITY}) {
+    for (float reach : {6.0f, 12.0f, NOISE_REACH}) {
         const float least = top - reach > floor ? top - reach : floor;
         count = gather(logits, vocabulary, row.temperature, top, least, floor, candidates, mass > 0.0 ? nullptr : &mass);
         if (weight_of(candidates, count, top) > row.top_p * mass * (1 + 1e-6)) break;

@@ -7,6 +7,11 @@
 #include <signal.h>
 #include <unistd.h>
 
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
+
 #include <atomic>
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -16,6 +21,7 @@
 namespace jitney {
 
 constexpr int MAX_THREADS = 64;
+constexpr int SPINS = 4096;  // some 50 us: longer than the others need to end what they have in hand
 
 class Team {
   public:
@@ -81,11 +87,17 @@ class Team {
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
             arrived_.store(0, std::memory_order_relaxed);
             begin();
-            turn_.store(turn + 1, std::memory_order_release);
+            turn_.store(turn + 1);
+            if (sleepers_.load() > 0) wake_all(turn_);
             return;
         }
-        // A thread that lost its core would be waited for with the other core at full heat: after a while, let go.
-        for (int spins = 0; turn_.load(std::memory_order_acquire) == turn; ++spins) spins < 4096 ? relax() : yield();
+        for (int spins = 0; spins < SPINS; ++spins, relax())
+            if (turn_.load(std::memory_order_acquire) != turn) return;
+        // Whoever is missing has lost its core to another program. A core that spins is no room for it, an idle one is:
+        // without this, a program that wants half a core makes a step five times as long.
+        sleepers_.fetch_add(1);
+        while (turn_.load() == turn) sleep_while(turn_, turn);
+        sleepers_.fetch_sub(1);
     }
 
   private:
@@ -103,10 +115,11 @@ class Team {
         pthread_mutex_init(&mutex_, nullptr);
         pthread_mutex_init(&callers_, nullptr);
         pthread_cond_init(&news_, nullptr);
-        round_.store(0), arrived_.store(0), turn_.store(0);
+        round_.store(0), arrived_.store(0), turn_.store(0), sleepers_.store(0);
         owner_ = getpid();
-        sigset_t all, before;  // signals are for the threads of the interpreter
+        sigset_t all, before;  // signals are for the threads of the interpreter, but for those that a fault raises
         sigfillset(&all);
+        sigdelset(&all, SIGSEGV), sigdelset(&all, SIGBUS), sigdelset(&all, SIGFPE), sigdelset(&all, SIGILL);
         pthread_sigmask(SIG_SETMASK, &all, &before);
         int hired = 1;
         for (; hired < size_; ++hired) {
@@ -140,7 +153,22 @@ class Team {
         for (int i = 0; i < size_; ++i) taken_[i].count.store(0, std::memory_order_relaxed);
     }
 
-    static void yield() { sched_yield(); }
+    // Until `word` is no longer `value`, or sooner.
+    static void sleep_while(std::atomic<unsigned>& word, unsigned value) {
+#if defined(__linux__)
+        syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+#else
+        (void)word, (void)value, sched_yield();
+#endif
+    }
+
+    static void wake_all(std::atomic<unsigned>& word) {
+#if defined(__linux__)
+        syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, MAX_THREADS, nullptr, nullptr, 0);
+#else
+        (void)word;
+#endif
+    }
 
     static void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -194,6 +222,7 @@ class Team {
     Taken taken_[MAX_THREADS];
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<unsigned> turn_{0};
+    std::atomic<int> sleepers_{0};
 };
 
 }  // namespace jitney
