@@ -176,11 +176,13 @@ class Event:
     def encode(self) -> bytes:
         """The bytes of the log, the channel and (wrapped) of server-sent events. Absent = default."""
         fields: dict[str, Any] = {"v": WIRE_VERSION, "type": self.type, "seq": self.seq}
+        optional = _OPTIONAL
         if self.type == "tokens":
+            optional = _OF_TOKENS  # one of these is written for every token of every job: it looks at no other fields
             if self.choice:
                 fields["choice"] = self.choice
-            fields |= {"index": self.index, "token_ids": self.token_ids, "text": self.text}
-        for name in _OPTIONAL:
+            fields["index"], fields["token_ids"], fields["text"] = self.index, self.token_ids, self.text
+        for name in optional:
             value = getattr(self, name)
             if value is not None:
                 fields[name] = value
@@ -211,6 +213,7 @@ _OPTIONAL: Final = (
     "error",
     "fingerprints",
 )
+_OF_TOKENS: Final = ("logprobs", "finish_reason")
 _LISTS: Final = frozenset({"token_ids", "logprobs", "choices", "prompt_logprobs", "fingerprints"})
 _KNOWN: Final = frozenset({"choice", "index", "token_ids", "text", *_OPTIONAL})
 

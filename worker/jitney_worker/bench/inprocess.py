@@ -11,7 +11,7 @@ from typing import Any
 from jitney.errors import ModelError
 from jitney_worker.bench.profile import StepProfile
 from jitney_worker.bench.quiet import other_cores, reading
-from jitney_worker.bench.rides import Ride, Run, peak_rss_mb
+from jitney_worker.bench.rides import Ride, Run, await_memory, peak_rss_mb
 from jitney_worker.bench.workloads import BenchJob, Workload
 from jitney_worker.engine.engine import LocalEngine
 from jitney_worker.engine.protocol import Engine
@@ -38,6 +38,7 @@ def measure_engine(
     engine: LocalEngine, workload: Workload, features: Mapping[str, Any], *, profiled: bool = False
 ) -> Run:
     """Warm up, prime, run (the best of `repeats`). Raises what the engine raises for a job that cannot run here."""
+    await_memory()
     ride_engine(engine, workload.warm)
     ride_engine(engine, workload.prime)
     profile = StepProfile(engine) if profiled else None

@@ -13,7 +13,7 @@ from jitney.connection import connect
 from jitney.errors import ServerError
 from jitney.workers import WorkerView, list_workers, unix_now
 from jitney_worker.bench.quiet import other_cores, reading
-from jitney_worker.bench.rides import Ride, Run, peak_rss_mb
+from jitney_worker.bench.rides import Ride, Run, await_memory, peak_rss_mb
 from jitney_worker.bench.workloads import BenchJob, Workload
 
 SETTLING_S = 3.0
@@ -24,6 +24,9 @@ async def measure(redis_url: str, queue: str, workload: Workload) -> Run:
     """Warm up, prime, run (the best of `repeats`)."""
     async with AsyncClient(redis_url, queue=queue) as client:
         await _ride_all(client, workload.warm)
+        worker = await _worker(redis_url, queue)
+        if _is_ours(worker.pid):
+            await asyncio.to_thread(await_memory, worker.pid)
         if workload.prime:
             await _ride_all(client, workload.prime)
         runs = [await _timed(client, redis_url, queue, workload) for _ in range(workload.repeats)]

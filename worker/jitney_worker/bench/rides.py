@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+STILL_MB, STILL_S = 1.0, 0.25
+PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +46,25 @@ class Run:
 
 def peak_rss_mb(pid: int | str = "self") -> float:
     """The highest resident memory of a program on this machine, in MB; 0 where /proc does not say."""
+    return _status_mb(pid, "VmHWM:")
+
+
+def _status_mb(pid: int | str, name: str) -> float:
     status = Path(f"/proc/{pid}/status")
     if not status.exists():
         return 0.0
     for line in status.read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(name):
             return round(int(line.split()[1]) / 1_000, 1)
     return 0.0
+
+
+def await_memory(pid: int | str = "self") -> None:
+    """Until a program no longer takes memory: a worker has its cache populated in the background after its start.
+
+    So that cost belongs to the start, as it does with engines that pay it before they are ready.
+    """
+    before, deadline = -STILL_MB, time.monotonic() + PATIENCE_S
+    while (now := _status_mb(pid, "VmRSS:")) - before >= STILL_MB and time.monotonic() < deadline:
+        before = now
+        time.sleep(STILL_S)

@@ -10,8 +10,12 @@ The engine owns which block belongs to whom; this room only owns the memory.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
 import os
+import sys
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -27,6 +31,10 @@ from jitney_worker.model.layers import AttentionLayer
 CPU_SHARE = 0.25
 CPU_MAX_BYTES = 2 << 30
 GPU_RESERVE_BYTES = 1 << 30
+
+MADV_POPULATE_WRITE = 23
+WORTH_POPULATING = 64 << 20
+POPULATED_AT_ONCE = 16 << 20
 CACHE_LINE = 64
 
 
@@ -90,6 +98,32 @@ def empty_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     pages = np.zeros(num_bytes + CACHE_LINE, dtype=np.uint8)
     first = -pages.ctypes.data % CACHE_LINE
     return torch.from_numpy(pages[first : first + num_bytes]).view(dtype).view(shape)
+
+
+def populate(pools: Iterable[Tensor]) -> threading.Thread | None:
+    """Have the system give these tensors their memory now, in the background and without changing what they hold.
+
+    The first write to a page takes thousands of times as long as the second, which some step would pay for; and a
+    machine that has not the memory shows it at the start. None for tensors so small that it does not matter.
+    """
+    large = [pool for pool in pools if pool.device.type == "cpu" and pool.nbytes >= WORTH_POPULATING]
+    if not large or sys.platform != "linux":
+        return None
+    thread = threading.Thread(target=_populate, args=(large,), name="jitney-kv-pages", daemon=True)
+    thread.start()
+    return thread
+
+
+def _populate(pools: list[Tensor]) -> None:
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread alone
+    libc, page = ctypes.CDLL(None), os.sysconf("SC_PAGE_SIZE")
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for pool in pools:
+        first, end = -(-pool.data_ptr() // page) * page, (pool.data_ptr() + pool.nbytes) // page * page
+        for start in range(first, end, POPULATED_AT_ONCE):
+            if libc.madvise(start, min(POPULATED_AT_ONCE, end - start), MADV_POPULATE_WRITE) != 0:
+                return  # a kernel before 5.14: pages come as they are written to
 
 
 class PagedCache(Protocol):

@@ -13,7 +13,7 @@ from jitney_worker.engine.protocol import ModelOutput, SchedulerOutput, TokenLog
 from jitney_worker.engine.sequence import SequenceId
 from jitney_worker.model.attention import AttentionBackend, TorchAttention
 from jitney_worker.model.batch import step_batch
-from jitney_worker.model.cache import KVCache, PagedCache, default_budget, num_blocks_for
+from jitney_worker.model.cache import KVCache, PagedCache, default_budget, num_blocks_for, populate
 from jitney_worker.model.choice import served_config
 from jitney_worker.model.choosing import choose
 from jitney_worker.model.config import ModelConfig
@@ -136,8 +136,8 @@ def load_runner(
 ) -> TorchRunner:
     """Read a model directory and allocate its cache.
 
-    num_blocks wins over kv_cache_bytes; without either `default_budget` decides. num_threads: of torch, for the whole
-    process, and of the kernels. quantization: `none` or `int8`. batch_invariant: refuse what could not be it.
+    num_blocks wins over kv_cache_bytes; without either `default_budget` decides. num_threads: of the kernels, or else
+    of torch, for the whole process. quantization: `none` or `int8`. batch_invariant: refuse what could not be it.
     Raises ModelError (files) or SettingsError (numbers, or what the kernels cannot do).
     """
     if num_threads is not None:
@@ -146,6 +146,9 @@ def load_runner(
     kind = pick_dtype(dtype, on)
     team = team_for(kernels, device=on, dtype=kind, block_size=block_size, num_threads=num_threads)
     decoder = load_decoder(path, kind, on, team=team, quantization=quantization)
+    if isinstance(decoder, NativeDecoder):
+        # The threads of torch spin for milliseconds after each of its small operations, on cores that the team needs.
+        torch.set_num_threads(1)
     if batch_invariant and not isinstance(decoder, NativeDecoder):
         raise SettingsError(f"batch_invariant=True needs the kernels and a native architecture; {path} has not both")
     if team is not None and not all(map(can_attend, decoder.attention_layers)):
@@ -165,8 +168,10 @@ def runner_over(
     layers = decoder.attention_layers
     if team is None:
         plain = KVCache(layers, num_blocks, block_size, dtype, device)
+        populate(plain.pools.values())
         return TorchRunner(decoder, plain, TorchAttention(plain))
     cache = TiledCache(layers, num_blocks, block_size, dtype)
+    populate(cache.pools.values())
     return TorchRunner(decoder, cache, NativeAttention(cache, team))
 
 

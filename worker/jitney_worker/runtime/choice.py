@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from jitney.keys import Fence, JobId
@@ -36,8 +37,9 @@ class Named(NamedTuple):
     fence: Fence
 
 
+@lru_cache(maxsize=1_024)
 def named(sequence: SequenceId) -> Named:
-    """The inverse of `sequence_id`."""
+    """The inverse of `sequence_id`. Asked for every seat at every step, so the answers are kept."""
     job_id, choice, fence = sequence.split("/")
     return Named(JobId(job_id), int(choice), Fence(fence))
 

@@ -65,7 +65,7 @@ class RunningJob:
 
     @property
     def num_tokens(self) -> int:
-        return sum(choice.num_tokens for choice in self.choices)
+        return sum([choice.num_tokens for choice in self.choices])
 
     @property
     def keep_s(self) -> int:
@@ -119,11 +119,9 @@ class RunningJob:
 
     @property
     def is_over(self) -> bool:
-        return (
-            self.is_expired
-            or self.error is not None
-            or all(choice.finish_reason is not None for choice in self.choices)
-        )
+        if self.is_expired or self.error is not None:
+            return True
+        return None not in [choice.finish_reason for choice in self.choices]
 
     def write(self) -> Append | Ending | None:
         """What the log gains now: nothing, some events, or the last ones with the terminal event."""

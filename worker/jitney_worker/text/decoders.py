@@ -15,6 +15,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from tokenizers import Regex, decoders
@@ -58,6 +59,7 @@ def _byte_level(spec: dict[str, Any]) -> Step:
     return Bytes(_bytes_of_letters, "replace")
 
 
+@lru_cache(maxsize=1 << 15)
 def _bytes_of_letters(token: str) -> bytes:
     try:
         return bytes(_BYTE_OF[character] for character in token)

@@ -13,6 +13,9 @@ from jitney_worker.model.native.library import KINDS, LANES, Team, kernels
 
 KernelsName = Literal["auto", "native", "torch"]
 
+NUM_CORES = torch.get_num_threads()
+"""What torch takes by itself: the cores, or OMP_NUM_THREADS. Asked before anybody changes it."""
+
 
 def team_for(
     asked: KernelsName, *, device: torch.device, dtype: torch.dtype, block_size: int, num_threads: int | None
@@ -25,7 +28,7 @@ def team_for(
         return None
     try:
         _check(device, dtype, block_size)
-        return Team(kernels(), num_threads or torch.get_num_threads())
+        return Team(kernels(), num_threads or NUM_CORES)
     except NativeUnavailable as error:
         if asked == "native":
             raise SettingsError(f"kernels='native' cannot be had: {error}") from None
