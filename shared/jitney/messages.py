@@ -176,7 +176,7 @@ class Event:
     def encode(self) -> bytes:
         """The bytes of the log, the channel and (wrapped) of server-sent events. Absent = default."""
         fields: dict[str, Any] = {"v": WIRE_VERSION, "type": self.type, "seq": self.seq}
-        optional = _OPTIONAL
+        optional: tuple[str, ...] = _OPTIONAL
         if self.type == "tokens":
             optional = _OF_TOKENS  # one of these is written for every token of every job: it looks at no other fields
             if self.choice:
