@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from jitney_worker.engine.engine import LocalEngine
 from jitney_worker.engine.protocol import ModelOutput, ModelRunner, SchedulerOutput
 from jitney_worker.engine.settings import EngineSettings, Policy
@@ -36,6 +38,12 @@ class Lab:
     directory: Path
     runner: TorchRunner
     quantization: str = "none"
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that multiply."""
+        team = self.runner.team
+        return torch.get_num_threads() if team is None else team.num_threads
 
     def engine(
         self,

@@ -101,8 +101,9 @@ def measure(lab: Lab, asked: argparse.Namespace) -> list[Point]:
     weights = num_weights(lab.directory)
     kind = lab.runner.dtype if lab.quantization == "none" else lab.quantization
     num_bytes = weights * getattr(torch, kind).itemsize
-    num_threads = torch.get_num_threads()
+    num_threads, of_torch = lab.num_threads, torch.get_num_threads()
     read_ms = num_bytes / limits.read_gb_per_s(num_bytes, num_threads) / 1e6
+    torch.set_num_threads(of_torch)  # as the runner left it
     flags.say(f"{num_bytes / 1e6:.0f} MB of weights: read in {read_ms:.2f} ms")
     medians: dict[int, list[float]] = {seats: [] for seats in asked.seats}
     for number in range(asked.rounds + 1):
@@ -147,7 +148,7 @@ def text(points: Sequence[Point], lab: Lab, asked: argparse.Namespace, machine: 
     return "\n\n".join(
         (
             page.paragraph(
-                f"`python -m ops.bench.step_curve`, {lab.setting}, {torch.get_num_threads()} threads; context",
+                f"`python -m ops.bench.step_curve`, {lab.setting}, {lab.num_threads} threads; context",
                 f"{asked.prompt_tokens} to {asked.prompt_tokens + asked.output_tokens}, median of {asked.rounds}",
                 "rounds, each the median of its steps.",
                 f"{machine}. A step takes {fixed:.1f} ms and {each:.2f} ms for each seat (least squares).",
@@ -172,7 +173,7 @@ def picture(points: Sequence[Point], lab: Lab) -> chart.Chart:
     rate = chart.Series("tokens per second", tuple((float(p.seats), p.tokens_per_s) for p in points))
     return chart.Chart(
         "What a step takes, by the seats in it",
-        f"{lab.setting}, {torch.get_num_threads()} threads",
+        f"{lab.setting}, {lab.num_threads} threads",
         (
             chart.Panel("a step", "seats", "ms", tuple(series), ticks[-4:]),
             chart.Panel("throughput", "seats", "tokens/s", (rate,), ticks[-4:]),
