@@ -24,8 +24,10 @@ demo: setup
 up: setup
 	@$(BIN)/jitney up
 
+# Every figure of ops/bench/RESULTS.md, in hours; BENCH_FLAGS=--quick for a first impression.
+BENCH_FLAGS ?=
 bench: setup
-	@$(BIN)/jitney bench --workload ops/bench/workload.json --name W5 --mode path
+	@$(BIN)/python -m ops.bench.run_all --write ops/bench/RESULTS.md $(BENCH_FLAGS)
 
 format: setup
 	@$(BIN)/ruff format .

@@ -103,7 +103,7 @@ def empty_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 def populate(pools: Iterable[Tensor]) -> threading.Thread | None:
     """Have the system give these tensors their memory now, in the background and without changing what they hold.
 
-    The first write to a page takes thousands of times as long as the second, which some step would pay for; and a
+    The first write to a page takes many times as long as the second, which some step would pay for; and a
     machine that has not the memory shows it at the start. None for tensors so small that it does not matter.
     """
     large = [pool for pool in pools if pool.device.type == "cpu" and pool.nbytes >= WORTH_POPULATING]

@@ -37,8 +37,9 @@ inline double gumbel(int64_t key, int64_t id) {
 // the sum of exp(value - top) of every token of at least `floor`.
 inline long gather(const float* logits, long vocabulary, float temperature, float top, float least, float floor,
                    Candidate* found, double* mass) {
+    typedef double Doubles __attribute__((vector_size(8 * LANES)));
     long count = 0;
-    double total = 0.0;
+    Doubles total = Doubles{};  // one sum for each lane: added up across lanes for every sixteen tokens it took longest
     const Floats divisor = splat(temperature);
     for (long i = 0; i < vocabulary; i += LANES) {
         Floats values;
@@ -48,12 +49,8 @@ inline long gather(const float* logits, long vocabulary, float temperature, floa
             for (int j = 0; j < LANES; ++j) values[j] = i + j < vocabulary ? logits[i + j] : NAN;  // which reaches nothing
         values = values / divisor;
         if (mass) {
-            typedef double Doubles __attribute__((vector_size(128)));
             Floats weights = (Floats)((Ints)exp_of(values - top) & (values >= floor));
-            Doubles wide = __builtin_convertvector(weights, Doubles);
-            for (int half = 8; half; half /= 2)
-                for (int j = 0; j < half; ++j) wide[j] += wide[j + half];
-            total += wide[0];
+            total = total + __builtin_convertvector(weights, Doubles);
         }
 #if defined(__AVX512F__)
         const __mmask16 kept = _mm512_cmp_ps_mask(values, splat(least), _CMP_GE_OQ);
@@ -67,7 +64,9 @@ inline long gather(const float* logits, long vocabulary, float temperature, floa
         for (int j = 0; j < LANES; ++j)
             if (values[j] >= least) found[count++] = {values[j], (int32_t)(i + j)};
     }
-    if (mass) *mass = total;
+    for (int half = LANES / 2; half; half /= 2)
+        for (int j = 0; j < half; ++j) total[j] += total[j + half];
+    if (mass) *mass = total[0];
     return count;
 }
 
