@@ -23,12 +23,11 @@ COPY api api
 COPY worker worker
 RUN pip install --no-deps --force-reinstall .
 
-# For every CPU that the image may meet.
-ENV JITNEY_NATIVE_DIR=/opt/jitney/native
+ENV XDG_CACHE_HOME=/opt/models
+# The kernels, for every CPU that the image may meet.
 RUN python -m jitney_worker.model.native
 
 ARG MODEL=smollm2-135m-instruct
-ENV XDG_CACHE_HOME=/opt/models
 RUN jitney model pull "$MODEL"
 
 
@@ -38,8 +37,7 @@ RUN useradd --create-home --uid 10001 jitney
 COPY --from=build /opt/jitney /opt/jitney
 COPY --from=build /opt/models /opt/models
 ARG MODEL=smollm2-135m-instruct
-ENV PATH=/opt/jitney/bin:$PATH PYTHONUNBUFFERED=1 XDG_CACHE_HOME=/opt/models JITNEY_NATIVE_DIR=/opt/jitney/native \
-    JITNEY_MODEL=$MODEL JITNEY_OFFLINE=true
+ENV PATH=/opt/jitney/bin:$PATH PYTHONUNBUFFERED=1 XDG_CACHE_HOME=/opt/models JITNEY_MODEL=$MODEL JITNEY_OFFLINE=true
 USER jitney
 WORKDIR /home/jitney
 CMD ["jitney", "worker"]

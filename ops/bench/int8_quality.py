@@ -9,6 +9,7 @@ before the first that does not.
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -124,13 +125,17 @@ def block_of(found: dict[str, float]) -> str:
     return page.table(("", "bf16", "int8"), rows)
 
 
-def main() -> None:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = flags.parser(__doc__)
     parser.add_argument("--model", default=flags.MODEL, help="registered name or directory; %(default)s")
     parser.add_argument("--text", type=flags.existing_file, default=TEXT, metavar="FILE")
     parser.add_argument("--max-tokens", type=flags.positive, default=64, help="of an answer; %(default)s")
     parser.add_argument("--num-threads", type=flags.positive, help="of the model; default: torch's own")
-    asked = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    asked = arguments(words)
     page.check_place(asked.write, PLACE)
     with flags.told():
         directory = resolve(asked.model)

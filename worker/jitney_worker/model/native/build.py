@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from jitney.errors import JitneyError
+from jitney.logs import logger
 
 SOURCES = Path(__file__).parent / "kernels"
 MAIN = "jitney.cpp"
@@ -80,6 +81,7 @@ def built(name: str) -> Path:
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent, prefix="building-") as folder:
             made = Path(folder) / library.name
+            logger().info("kernels_compiling", kernels=name, compiler=compiler, into=str(library.parent))
             _compile(compiler, name, made)
             _seal(made)
             made.replace(library)  # a reader never sees half a library, and of two builders either's will do
@@ -120,4 +122,10 @@ def _compile(compiler: str, name: str, to: Path) -> None:
     except subprocess.TimeoutExpired:
         raise NativeUnavailable(f"{compiler} did not end within {COMPILE_TIMEOUT_S:.0f} s") from None
     if done.returncode != 0:
-        raise NativeUnavailable(f"{compiler} refused the kernels: {done.stderr.strip()[:500]}")
+        raise NativeUnavailable(f"{compiler} refused the kernels: {_complaint(done.stderr)}")
+
+
+def _complaint(said: str) -> str:
+    """What a compiler calls an error, without the path it took there."""
+    errors = [line.strip() for line in said.splitlines() if "error" in line]
+    return "; ".join(errors[:3]) or said.strip()[:500]
