@@ -89,12 +89,11 @@ async def test_f17_a_lease_that_is_over_too_soon_shows_nothing_twice(field: Aren
     await field.start_workers("w1", "w2", "w3")
     num_forced = 0
     async with field.steady_load(Asking(seed, (40, 120))):
-        for _ in range(5):
+        while num_forced <= 50:  # how many are held at one moment is up to the machine
             await field.more_events(100)
             num_forced += await field.expire_leases()
     figures = report(await field.finished(f"F17 early expiry #{seed}", forced=num_forced))
     assert figures.summary.num_finished == figures.summary.num_accepted
-    assert num_forced > 50
     assert figures.num_takeovers > 20
     assert figures.num_late_writes > 0
     await field.rests()
