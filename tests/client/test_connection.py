@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from redis.asyncio.retry import Retry
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import DataError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from tests.faults.proxy import Proxy
 
@@ -99,3 +100,16 @@ async def test_another_runtime_error_stays_what_it_is() -> None:
 
     with pytest.raises(RuntimeError, match="event loop is closed"):
         await _NoRetry().call_with_retry(stumble, lambda error: None)
+
+
+async def test_commands_arrive_as_they_were_given(server: EmbeddedServer) -> None:
+    """Text, bytes that are no text, numbers, what is longer than a buffer, and names of two words."""
+    client = connect(server.url)
+    words = ["é", b"\xff\r\n\0", 7, 1.5, b"x" * 100_000, ""]
+    await client.rpush("packed", *words)
+    assert await client.lrange("packed", 0, -1) == ["é".encode(), b"\xff\r\n\0", b"7", b"1.5", b"x" * 100_000, b""]
+    assert await client.execute_command("CONFIG GET", "port") == {"port": str(server.port)}
+    with pytest.raises(DataError):
+        await client.set("packed", None)
+    await client.delete("packed")
+    await client.aclose()

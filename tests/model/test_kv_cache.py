@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +12,19 @@ import torch
 
 from jitney.errors import SettingsError
 from jitney_worker.engine.protocol import BlockCopy
-from jitney_worker.model.cache import CPU_MAX_BYTES, KVCache, bytes_per_block, default_budget, num_blocks_for
+from jitney_worker.model.cache import (
+    CPU_MAX_BYTES,
+    WORTH_POPULATING,
+    KVCache,
+    bytes_per_block,
+    default_budget,
+    empty_pages,
+    num_blocks_for,
+    populate,
+)
 from jitney_worker.model.runner import load_runner
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def test_a_budget_buys_whole_blocks_and_the_scratch_block_is_paid_from_it(tiny_llama: Path) -> None:
@@ -60,3 +74,28 @@ def test_a_copied_block_holds_the_beginning_of_its_source_and_zeros(tiny_llama: 
 def test_num_blocks_wins_over_bytes(tiny_llama: Path) -> None:
     runner = load_runner(tiny_llama, dtype="float32", device="cpu", num_blocks=5, kv_cache_bytes=1 << 20, block_size=8)
     assert (runner.num_blocks, runner.block_size) == (5, 8)
+
+
+def resident(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's memory that the system has given, by the kernel's own account."""
+    found = (ctypes.c_ubyte * (tensor.nbytes // PAGE))()
+    first = -(-tensor.data_ptr() // PAGE) * PAGE
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(first), ctypes.c_size_t(len(found) * PAGE - PAGE), found) == 0
+    return sum(flags & 1 for flags in found) * PAGE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel")
+def test_a_populated_cache_has_its_memory_and_what_was_written_to_it_meanwhile() -> None:
+    pool = empty_pages((WORTH_POPULATING // 4,), torch.float32, torch.device("cpu"))
+    pool[7] = 7.0
+    assert resident(pool) < pool.nbytes // 2
+    thread = populate([pool])
+    assert thread is not None
+    thread.join(30.0)
+    assert resident(pool) > pool.nbytes * 9 // 10
+    assert pool[7] == 7.0
+    assert int(pool.count_nonzero()) == 1
+
+
+def test_a_small_cache_is_not_worth_a_thread() -> None:
+    assert populate([empty_pages((64,), torch.float32, torch.device("cpu"))]) is None

@@ -198,6 +198,14 @@ def test_min_tokens_holds_off_the_models_own_end_tokens_also_where_they_are_igno
         assert sample(logits, rows.of([one])) == [Sampled(token_id)]
 
 
+def test_an_end_token_of_minus_one_holds_off_no_other() -> None:
+    """Some configurations say so that there is none; counted from behind, it would be the vocabulary's last."""
+    logits = torch.zeros(1, VOCAB)
+    logits[0, VOCAB - 1] = 10.0
+    one = scheduled(min_tokens=5, eos_token_ids=frozenset({-1}))
+    assert sample(logits, SamplingRows(VOCAB).of([one])) == [Sampled(VOCAB - 1)]
+
+
 def test_end_tokens_beyond_the_vocabulary_touch_no_other_row() -> None:
     """A tokenizer may have more tokens than the model has logits; row 1 begins where row 0 ends."""
     logits = torch.zeros(2, 6)

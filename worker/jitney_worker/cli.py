@@ -14,10 +14,6 @@ from jitney.errors import QueueUnavailable
 from jitney.logs import configure
 from jitney_worker.settings import WorkerSettings, load_settings
 
-SWITCH_INTERVAL_S = 0.0002
-"""How long the event loop may hold the interpreter when the engine comes back from its kernels. Python's 5 ms would be
-added to a step of 25 ms more often than not."""
-
 Model = Annotated[str | None, typer.Option(help="registered name, directory or hub id", show_default=False)]
 QueueName = Annotated[str | None, typer.Option("--queue", help="queue to serve; default: from the model's name")]
 RedisUrl = Annotated[
@@ -130,7 +126,6 @@ async def serve(settings: WorkerSettings) -> int:
     from jitney_worker.build import build_crew, register
     from jitney_worker.runtime.worker import Worker
 
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     crew = build_crew(settings)  # nothing else runs yet: a signal here may simply end the process
     redis = connect(settings.redis_url, name="jitney-register")
     try:

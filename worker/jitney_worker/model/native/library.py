@@ -139,7 +139,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 class Kernels:
-    """One loaded library. `calls` are its C functions by their names without `jitney_`."""
+    """One loaded library. Its C functions are attributes, by their names without `jitney_`."""
 
     def __init__(self, path: Path, level: str) -> None:
         """Raises NativeUnavailable if it cannot be loaded or lays its structures out otherwise."""

@@ -93,8 +93,7 @@ class Team {
         }
         for (int spins = 0; spins < SPINS; ++spins, relax())
             if (turn_.load(std::memory_order_acquire) != turn) return;
-        // Whoever is missing has lost its core to another program. A core that spins is no room for it, an idle one is:
-        // without this, a program that wants half a core makes a step five times as long.
+        // Whoever is missing has lost its core to another program. A core that spins is no room for it, an idle one is.
         sleepers_.fetch_add(1);
         while (turn_.load() == turn) sleep_while(turn_, turn);
         sleepers_.fetch_sub(1);
