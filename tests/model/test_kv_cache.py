@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
+import subprocess
 import sys
 from pathlib import Path
 
@@ -95,6 +97,28 @@ def test_a_populated_cache_has_its_memory_and_what_was_written_to_it_meanwhile()
     assert resident(pool) > pool.nbytes * 9 // 10
     assert pool[7] == 7.0
     assert int(pool.count_nonzero()) == 1
+
+
+USED_BEFORE = """
+import ctypes, torch
+from jitney_worker.model.cache import empty_pages
+from tests.model.test_kv_cache import resident
+libc, taken = ctypes.CDLL(None), 200 << 20
+libc.malloc.restype, libc.memset.argtypes, libc.free.argtypes = (
+    ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t), (ctypes.c_void_p,))
+libc.mallopt(-4, 0), libc.mallopt(-1, 1 << 30)  # M_MMAP_MAX, M_TRIM_THRESHOLD: freed memory stays with the process
+used = libc.malloc(ctypes.c_size_t(taken))
+libc.memset(used, 1, taken), libc.free(used)
+pool = empty_pages((16 << 20,), torch.float32, torch.device("cpu"))
+print(resident(pool), int(pool.count_nonzero()))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="sets glibc's allocator up")
+def test_an_empty_cache_is_not_laid_into_memory_that_the_process_used_before() -> None:
+    """The allocator would hand it out again, written over with zeros: all of it resident."""
+    found = subprocess.run([sys.executable, "-c", USED_BEFORE], capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout.split() == ["0", "0"]
 
 
 def test_a_small_cache_is_not_worth_a_thread() -> None:

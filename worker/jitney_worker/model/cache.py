@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import mmap
 import os
 import sys
 import threading
@@ -20,7 +21,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +35,7 @@ GPU_RESERVE_BYTES = 1 << 30
 MADV_POPULATE_WRITE = 23
 WORTH_POPULATING = 64 << 20
 POPULATED_AT_ONCE = 16 << 20
-CACHE_LINE = 64
+PRIVATE: dict[str, int] = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
 
 
 def bytes_per_block(layers: Sequence[AttentionLayer], block_size: int, dtype: torch.dtype) -> int:
@@ -89,15 +89,17 @@ def _read(path: str) -> str:
 def empty_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that take real memory only where they are written to: a worker with few jobs stays small.
 
-    torch would write its zeros down; numpy asks the system for pages that are born so, but begins 16 bytes into them:
-    each row of the kernels would lie in two lines of the CPU's caches.
+    Asked of the system itself. torch would write its zeros down, and so would an allocator that has used memory at
+    hand; what numpy returns begins 16 bytes into a page: each row of the kernels would lie in two lines of the caches.
     """
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
-    pages = np.zeros(num_bytes + CACHE_LINE, dtype=np.uint8)
-    first = -pages.ctypes.data % CACHE_LINE
-    return torch.from_numpy(pages[first : first + num_bytes]).view(dtype).view(shape)
+    if device.type != "cpu" or num_bytes == 0:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, num_bytes, **PRIVATE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel that was built without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
 
 
 def populate(pools: Iterable[Tensor]) -> threading.Thread | None:
