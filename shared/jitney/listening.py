@@ -36,6 +36,7 @@ class Listener:
         self._sent: set[bytes] = set()
         self.live: set[bytes] = set()
         self.trouble: BaseException | None = None
+        self._is_silent = False
         self._is_stale = asyncio.Event()
         self._has_sent = asyncio.Event()
 
@@ -75,13 +76,13 @@ class Listener:
         """One connection, until it breaks. The next one subscribes anew, and each confirmation means: read the log."""
         self._has_sent.clear()
         async with contextlib.aclosing(self._redis.pubsub()) as pubsub:
-            both = {asyncio.create_task(self._send(pubsub)), asyncio.create_task(self._listen(pubsub))}
+            parts = {asyncio.create_task(part(pubsub)) for part in (self._send, self._listen, self._ping)}
             try:
-                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                await end_tasks(both)
-            # Of both, though the first will do: an error that nobody looks at is reported as forgotten.
-            for error in [task.exception() for task in both if not task.cancelled()]:
+                await end_tasks(parts)
+            # Of all, though the first will do: an error that nobody looks at is reported as forgotten.
+            for error in [task.exception() for task in parts if not task.cancelled()]:
                 if error is not None:
                     raise error
 
@@ -103,23 +104,30 @@ class Listener:
                 self._has_sent.set()
 
     async def _listen(self, pubsub: aredis.client.PubSub) -> None:
-        is_pinged, num_read = False, 0
+        num_read = 0
         while True:
             if not pubsub.subscribed:  # reading would raise, or return at once and for ever
                 self._has_sent.clear()
                 await self._has_sent.wait()
-            message = await pubsub.get_message(timeout=PING_EVERY_S)
+            message = await pubsub.get_message(timeout=None)  # a timeout of its own would cost each as much as reading
+            self._is_silent = False
             if message is not None:
-                is_pinged = False
                 self._on_message(message)
-            elif is_pinged:
-                raise RedisConnectionError(f"no answer to a ping for {PING_EVERY_S:g} s")
-            else:
-                is_pinged = True
-                await pubsub.ping()
             num_read += 1
             if num_read % _BURST == 0:
                 await asyncio.sleep(0)  # a full socket is read without ever yielding to the followers
+
+    async def _ping(self, pubsub: aredis.client.PubSub) -> None:
+        """After a silence; one that lasts although there was a ping ends the connection."""
+        while True:
+            self._is_silent = True
+            await asyncio.sleep(PING_EVERY_S)
+            if not (self._is_silent and pubsub.subscribed):
+                continue
+            await pubsub.ping()
+            await asyncio.sleep(PING_EVERY_S)
+            if self._is_silent and pubsub.subscribed:
+                raise RedisConnectionError(f"no answer to a ping for {PING_EVERY_S:g} s")
 
     def _on_message(self, message: dict[str, Any]) -> None:
         channel, kind = message["channel"], message["type"]

@@ -23,8 +23,8 @@ from jitney.queue import Queue
 
 NUM_STREAMS, AT_ONCE = 300, 30
 NUM_CLIENT_CONNECTIONS = 32
-NUM_READER_TASKS = 4
-"""Once somebody has followed a job: one keeps the connection, one speaks, one listens, one watches the quiet."""
+NUM_READER_TASKS = 5
+"""Once a job is followed: one keeps the connection, one speaks, one listens, one pings, one looks after the quiet."""
 
 HOWS = ("leave", "fail", "finish")
 

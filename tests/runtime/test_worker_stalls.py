@@ -27,6 +27,7 @@ from jitney_worker.engine.sequence import SequenceId, SequenceParams, SequenceRe
 from jitney_worker.engine.settings import EngineSettings
 from jitney_worker.runtime.bridge import Add, Bridge
 from jitney_worker.runtime.engine_thread import EngineThread, still_runs
+from jitney_worker.runtime.pace import Pace
 from jitney_worker.runtime.stall_clock import StallClock
 from jitney_worker.runtime.worker import Worker
 from jitney_worker.settings import load_settings
@@ -204,8 +205,8 @@ async def driven() -> Any:
     turnstile, bridge = Turnstile(HashModel()), Bridge(8)
     settings = EngineSettings(max_model_len=512, num_blocks=64, max_num_seqs=4, max_num_batched_tokens=16)
     engine = LocalEngine(settings, turnstile)
-    bridge.connect(asyncio.get_running_loop(), lambda report: bridge.published(1))
-    thread = EngineThread(engine, bridge, snapshot_every_s=1.0)
+    bridge.connect(asyncio.get_running_loop(), lambda: bridge.published(len(bridge.collect())))
+    thread = EngineThread(engine, bridge, Pace(0.0, 1), snapshot_every_s=1.0)
     yield Driven(turnstile, thread, engine, bridge)
     bridge.stop()
     turnstile.open()

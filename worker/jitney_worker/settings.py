@@ -87,6 +87,8 @@ class WorkerSection(BaseModel):
     id: absent = made up at start. claim_ahead: jobs claimed beyond the free seats, so that one is at hand
     at the very step after a seat frees; one that is not seated within claim_ahead_patience_s goes back when
     another worker could take it. max_unpublished_steps: how far the engine may run ahead of Redis.
+    publish_interval_s: how often tokens are written; a job's first and last ones are written at once, and all are once
+    three quarters of max_unpublished_steps have gone by. 0 = after every step.
     resume_wait_s: how long a begun answer is kept for a worker of the build (weights, dtype, tokenizer) that began it,
     once none has been seen; then, by resume_mismatch, it fails with its partial text, or any build goes on with it and
     the terminal event says so.
@@ -99,6 +101,7 @@ class WorkerSection(BaseModel):
     claim_ahead: int = Field(1, ge=0, le=64)
     claim_ahead_patience_s: float = Field(1.0, gt=0.0)
     max_unpublished_steps: int = Field(8, ge=1)
+    publish_interval_s: float = Field(0.15, ge=0.0, le=60.0)
     drain_timeout_s: float = Field(20.0, ge=0.0)
     snapshot_every_s: float = Field(0.5, gt=0.0)
     num_tokenizer_threads: int = Field(2, ge=1, le=32)
@@ -107,6 +110,11 @@ class WorkerSection(BaseModel):
     resume_wait_s: float = Field(60.0, ge=0.0)
     resume_mismatch: ResumeMismatch = "fail"
     allow_evicting_server: bool = False
+
+    @property
+    def max_steps_held(self) -> int:
+        """Steps whose tokens may wait to be written together: some of those allowed are for the way to Redis."""
+        return max(1, self.max_unpublished_steps * 3 // 4)
 
 
 class WorkerSettings(BaseSettings):

@@ -15,10 +15,11 @@ from jitney.retrying import retryable
 from jitney_worker.engine.protocol import Capacity
 from jitney_worker.runtime.aboard import Aboard
 from jitney_worker.runtime.boarding import Boarding
-from jitney_worker.runtime.bridge import Bridge, Fault, Halted, Report, StepReport
+from jitney_worker.runtime.bridge import Bridge, Fault, Halted, StepReport
 from jitney_worker.runtime.heartbeat import Leases
 from jitney_worker.runtime.intake import Intake
 from jitney_worker.runtime.log_writer import LogWriter
+from jitney_worker.runtime.pace import Backlog
 from jitney_worker.runtime.publisher import Publisher
 from jitney_worker.runtime.reports import DeadlinePassed, Reports
 from jitney_worker.runtime.returns import Returns
@@ -28,6 +29,7 @@ from jitney_worker.settings import WorkerSettings
 from jitney_worker.text.rules import StopRules
 
 LOOK_AGAIN_S = 0.05
+OVERDUE_INTERVALS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,10 @@ class Board:
             leave=self._aboard.forget,
             settled=self._changed,
         )
-        self._inbox: deque[Report | DeadlinePassed] = deque()
+        self._backlog = Backlog()
+        self._overdue_at = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
+        self._inbox: deque[DeadlinePassed] = deque()
         self._timers: dict[Fence, asyncio.TimerHandle] = {}
         self._news = asyncio.Event()
         self._left = asyncio.Event()
@@ -129,27 +134,39 @@ class Board:
 
     # --- on the way ---
 
-    def receive(self, report: Report) -> None:
-        """A report from the engine thread; written out by `publish`."""
-        self._inbox.append(report)
+    def wake(self) -> None:
+        """There are reports from the engine thread; `publish` takes them in."""
         self._news.set()
 
     async def publish(self) -> None:
-        """For ever: take in all reports there are, write what the jobs gained, let the engine go on."""
+        """For ever: take in all reports there are, write what is due, let the engine go on."""
+        clock = asyncio.get_running_loop().time
         while True:
             await self._news.wait()
             self._news.clear()
-            reports, self._inbox = self._inbox, deque()
-            gained: dict[Fence, RunningJob] = {}
-            for report in reports:
-                gained |= {job.fence: job for job in self.reports.absorb(report)}
+            is_due = clock() >= self._overdue_at
+            inbox, self._inbox = self._inbox, deque()
+            for report in (*inbox, *self._with.bridge.collect()):
+                self._backlog.add(self.reports.absorb(report), isinstance(report, StepReport | Fault | Halted))
+                is_due = is_due or (isinstance(report, StepReport) and report.is_due)
                 if isinstance(report, Fault):
-                    await self._logs.write(gained.values())  # whoever is over by now has no part in it
-                    gained.clear()
+                    await self._logs.write(self._backlog.everybody())  # whoever is over by now has no part in it
                     await self._after_fault(report.error)
-            await self._logs.write(gained.values())
+            await self._logs.write(self._backlog.everybody() if is_due else self._backlog.urgent())
             self._aboard.seat_suspects()
-            self._with.bridge.published(sum(isinstance(report, StepReport | Fault | Halted) for report in reports))
+            self._with.bridge.published(self._backlog.take_steps())
+            if is_due:
+                self._overdue_at = clock() + OVERDUE_INTERVALS * self._settings.worker.publish_interval_s
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Soon, though no step ends: a long one must not hold back what the others before it gave."""
+        if self._alarm is None and len(self._aboard) and self._settings.worker.publish_interval_s:
+            self._alarm = asyncio.get_running_loop().call_at(self._overdue_at, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._news.set()
 
     # --- leaving ---
 

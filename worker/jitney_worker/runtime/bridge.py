@@ -42,12 +42,14 @@ class StepReport:
     """What one step gave. `snapshot` is there only now and then: building it costs a little each time.
 
     at: monotonic seconds when the report was made; it may be read much later, when Redis is slow.
+    is_due: with this step, all that waits to be written is to be written.
     """
 
     deltas: tuple[SequenceDelta, ...]
     capacity: Capacity
     snapshot: EngineSnapshot | None = None
     at: float = field(default_factory=time.monotonic)
+    is_due: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +84,21 @@ class Bridge:
         self._commands: deque[Command] = deque()
         self._lock = threading.Condition()
         self._room = threading.Semaphore(max_unpublished_steps)
+        self._num_begun = 0
+        self._num_published = 0
         self._stopped = False
-        self._deliver: Callable[[Report], None] | None = None
+        self._reports: deque[Report] = deque()
+        self._wake: Callable[[], None] | None = None
 
-    def connect(self, loop: asyncio.AbstractEventLoop, receive: Callable[[Report], None]) -> None:
-        """Reports arrive as calls of `receive` on `loop`."""
+    def connect(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
+        """`wake` is called on `loop` when there are reports that should not wait."""
 
-        def deliver(report: Report) -> None:
-            # A loop that has been closed means that nobody waits for this report any more.
+        def wake_loop() -> None:
+            # A loop that has been closed means that nobody waits for a report any more.
             if not loop.is_closed():
-                loop.call_soon_threadsafe(receive, report)
+                loop.call_soon_threadsafe(wake)
 
-        self._deliver = deliver
+        self._wake = wake_loop
 
     # --- the loop's side ---
 
@@ -102,9 +107,17 @@ class Bridge:
             self._commands.append(command)
             self._lock.notify()
 
+    def collect(self) -> list[Report]:
+        """All reports that have come, in order."""
+        reports = list[Report]()
+        while self._reports:  # it may grow meanwhile
+            reports.append(self._reports.popleft())
+        return reports
+
     def published(self, num_steps: int) -> None:
         """The loop has written that many reports out: the engine may go on by as many."""
         if num_steps:  # a semaphore refuses to be released by none
+            self._num_published += num_steps
             self._room.release(num_steps)
 
     def stop(self) -> None:
@@ -135,11 +148,21 @@ class Bridge:
     def await_room(self) -> None:
         """Until the loop is less than `max_unpublished_steps` behind."""
         self._room.acquire()
+        self._num_begun += 1
+
+    @property
+    def num_unpublished(self) -> int:
+        """Steps that room was taken for, and that the loop has not written out."""
+        return self._num_begun - self._num_published
 
     def return_room(self) -> None:
         """The step that it was awaited for has nothing to report."""
+        self._num_begun -= 1
         self._room.release()
 
-    def give(self, report: Report) -> None:
-        assert self._deliver is not None, "connect() first"
-        self._deliver(report)
+    def give(self, report: Report, *, wakes: bool = True) -> None:
+        """A report that does not wake the loop is collected with the next one that does, or when the loop looks."""
+        assert self._wake is not None, "connect() first"
+        self._reports.append(report)
+        if wakes:
+            self._wake()

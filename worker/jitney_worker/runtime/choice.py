@@ -48,7 +48,8 @@ def named(sequence: SequenceId) -> Named:
 class Choice:
     """One sequence of a job, as its reader sees it.
 
-    num_logged: tokens that are in the log. The pending lists are what the next event will say.
+    num_logged: tokens that are in the log. The pending lists are what the next event will say; of pending_ids the
+    last num_unspelled have no text in pending_text yet.
     echo: text that stands before the first token's.
     """
 
@@ -59,6 +60,7 @@ class Choice:
     pending_ids: list[int] = field(default_factory=list)
     pending_logprobs: list[TokenLogprobs] = field(default_factory=list)
     pending_text: str = ""
+    num_unspelled: int = 0
     finish_reason: FinishReason | None = None
     finish_is_logged: bool = False
     echo: str = ""
@@ -71,14 +73,19 @@ class Choice:
         """Spell what the engine gave; at the end, flush what was held back."""
         if delta.token_ids and self.echo:
             self.pending_text, self.echo = self.echo, ""
-        for token_id in delta.token_ids:
-            self.pending_text += self.speller.push(token_id).text
         self.pending_ids += delta.token_ids
+        self.num_unspelled += len(delta.token_ids)
         self.pending_logprobs += delta.logprobs
         self.num_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
+            self._spell()
             self.finish_reason = delta.finish_reason
             self.pending_text += self.speller.flush()
+
+    def _spell(self) -> None:
+        if self.num_unspelled:  # together, because the way to each costs as much as its text
+            unspelled, self.num_unspelled = self.pending_ids[-self.num_unspelled :], 0
+            self.pending_text += self.speller.push_all(unspelled)
 
     @property
     def has_news(self) -> bool:
@@ -88,6 +95,7 @@ class Choice:
 
     def event(self, seq: int, spell_logprobs: SpellsLogprobs) -> Event:
         """The pending tokens as one event; nothing is pending afterwards."""
+        self._spell()
         logprobs = None
         if self.request.params.num_logprobs is not None and self.pending_ids:
             logprobs = tuple(spell_logprobs(self.pending_ids, self.pending_logprobs))
@@ -108,6 +116,7 @@ class Choice:
 
     def flush(self) -> None:
         """Nothing more will come: what was held back is text now."""
+        self._spell()
         if self.finish_reason is None and not self.speller.stopped:
             self.pending_text += self.speller.flush()
 
@@ -118,3 +127,4 @@ class Choice:
 
     def _forget_pending(self) -> None:
         self.pending_ids, self.pending_logprobs, self.pending_text = [], [], ""
+        self.num_unspelled = 0

@@ -6,9 +6,10 @@ import threading
 import time
 from typing import Final
 
-from jitney_worker.engine.protocol import Engine, EngineSnapshot
+from jitney_worker.engine.protocol import Engine, EngineSnapshot, SequenceDelta
 from jitney_worker.engine.sequence import SequenceId
 from jitney_worker.runtime.bridge import Abort, Add, Bridge, Command, Fault, Halted, Refused, StepReport
+from jitney_worker.runtime.pace import Pace
 from jitney_worker.runtime.stall_clock import StallClock
 
 THREAD_NAME: Final = "jitney-engine"
@@ -28,16 +29,18 @@ class EngineThread(threading.Thread):
     after its last step.
     """
 
-    def __init__(self, engine: Engine, bridge: Bridge, *, snapshot_every_s: float) -> None:
+    def __init__(self, engine: Engine, bridge: Bridge, pace: Pace, *, snapshot_every_s: float) -> None:
         super().__init__(name=THREAD_NAME, daemon=True)
         self.clock = StallClock()
         self.num_computed_tokens = 0
         self._is_idle = True
         self._engine = engine
         self._bridge = bridge
+        self._pace = pace
         self._snapshot_every_s = snapshot_every_s
         self._snapshot_at = 0.0
         self._inside: set[SequenceId] = set()
+        self._silent: set[SequenceId] = set()
 
     def run(self) -> None:
         self.clock.progressed()
@@ -62,11 +65,13 @@ class EngineThread(threading.Thread):
                 try:
                     self._engine.add(request)
                     self._inside.add(request.id)
+                    self._silent.add(request.id)
                 except Exception as error:
                     self._bridge.give(Refused(request.id, error))
             case Abort(sequence_id):
                 self._engine.abort(sequence_id)
                 self._inside.discard(sequence_id)
+                self._silent.discard(sequence_id)
 
     def _await_room(self) -> None:
         with self.clock.paused():
@@ -87,10 +92,23 @@ class EngineThread(threading.Thread):
             return
         self.num_computed_tokens = num_computed_tokens
         self.clock.progressed()
-        self._inside.difference_update(
-            delta.id for delta in deltas if delta.finish_reason is not None or delta.error is not None
-        )
-        self._bridge.give(StepReport(deltas, self._engine.capacity(), self._snapshot_if_due()))
+        is_news = self._note(deltas)
+        is_due = self._pace.is_due(time.monotonic(), self._bridge.num_unpublished)
+        report = StepReport(deltas, self._engine.capacity(), self._snapshot_if_due(), is_due=is_due)
+        self._bridge.give(report, wakes=is_news or is_due or report.snapshot is not None)
+
+    def _note(self, deltas: tuple[SequenceDelta, ...]) -> bool:
+        """True if somebody's first or last token is among them."""
+        is_news = False
+        for delta in deltas:
+            if delta.finish_reason is not None or delta.error is not None:
+                self._inside.discard(delta.id)
+                self._silent.discard(delta.id)
+                is_news = True
+            elif delta.id in self._silent:
+                self._silent.discard(delta.id)
+                is_news = True
+        return is_news
 
     def _idle_step(self) -> None:
         """There was work, and nobody got on: nothing to report. Repeated at once it would only heat the machine."""
@@ -119,4 +137,5 @@ class EngineThread(threading.Thread):
         for sequence_id in self._inside:
             self._engine.abort(sequence_id)
         self._inside.clear()
+        self._silent.clear()
         self.clock.progressed()

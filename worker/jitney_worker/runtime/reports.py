@@ -68,7 +68,7 @@ class Reports:
         return []
 
     def _note(self, capacity: Capacity, snapshot: EngineSnapshot | None, at: float) -> None:
-        self.capacity = capacity
+        before, self.capacity = self.capacity, capacity
         if snapshot is not None:
             self.snapshot, self.snapshot_at = snapshot, at
             self.snapshot_came.set()
@@ -76,7 +76,9 @@ class Reports:
                 job = self._aboard.get(named(seat.id).fence)
                 if job is not None:
                     job.is_seated = True
-        self._room()
+        has_changed = (before.free_seats, before.num_waiting) != (capacity.free_seats, capacity.num_waiting)
+        if has_changed or snapshot is not None:  # what a worker may take depends on more than its seats
+            self._room()
 
     def _gain(self, delta: SequenceDelta) -> RunningJob | None:
         name = named(delta.id)

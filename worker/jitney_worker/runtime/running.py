@@ -121,7 +121,15 @@ class RunningJob:
     def is_over(self) -> bool:
         if self.is_expired or self.error is not None:
             return True
-        return None not in [choice.finish_reason for choice in self.choices]
+        for choice in self.choices:  # noqa: SIM110, asked several times a token: a generator takes thrice as long
+            if choice.finish_reason is None:
+                return False
+        return True
+
+    @property
+    def is_urgent(self) -> bool:
+        """True if somebody waits for its next write: for the first words of an answer, or for its end."""
+        return not self.is_started or self.is_over
 
     def write(self) -> Append | Ending | None:
         """What the log gains now: nothing, some events, or the last ones with the terminal event."""

@@ -29,6 +29,7 @@ from jitney_worker.runtime.engine_thread import EngineThread
 from jitney_worker.runtime.heartbeat import Heartbeat, Leases
 from jitney_worker.runtime.housekeeping import Housekeeping
 from jitney_worker.runtime.intake import Intake, ModelLimits
+from jitney_worker.runtime.pace import Pace
 from jitney_worker.runtime.publisher import Publisher
 from jitney_worker.runtime.roster import Roster
 from jitney_worker.runtime.server_watch import ServerWatch
@@ -90,7 +91,12 @@ class Worker:
         self._heart_failed = asyncio.Event()
         self._leases = Leases()
         self._bridge = Bridge(settings.worker.max_unpublished_steps)
-        self._thread = EngineThread(crew.engine, self._bridge, snapshot_every_s=settings.worker.snapshot_every_s)
+        self._thread = EngineThread(
+            crew.engine,
+            self._bridge,
+            Pace(settings.worker.publish_interval_s, settings.worker.max_steps_held),
+            snapshot_every_s=settings.worker.snapshot_every_s,
+        )
         self._stall = StallWatch(self._thread, settings.lease.stall_after_s)
         self._roster = Roster(
             worker_id=crew.worker_id,
@@ -168,7 +174,7 @@ class Worker:
             on_lost=on_lost,
             on_broken=on_broken,
         )
-        self._bridge.connect(loop, board.receive)
+        self._bridge.connect(loop, board.wake)
         self._thread.start()
         heartbeat.start()
         try:

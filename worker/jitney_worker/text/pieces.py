@@ -53,11 +53,9 @@ class PieceStream:
         self._pieces, self._hidden = pieces, hidden
         self._feeds = [step.feed() for step in steps]
 
-    def push(self, token_id: int) -> str:
-        token = None if token_id in self._hidden else self._pieces.token(token_id)
-        if token is None:
-            return ""
-        pieces = [token]
+    def push(self, *token_ids: int) -> str:
+        tokens = [self._pieces.token(token_id) for token_id in token_ids if token_id not in self._hidden]
+        pieces = [token for token in tokens if token is not None]
         for feed in self._feeds:
             pieces = [shown for piece in pieces for shown in feed.push(piece)]
         return "".join(pieces)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -87,6 +87,12 @@ class Speller:
         cut = len(text) if self._shows_stop else len(text) - self._stops.held
         self._held = text[cut:]
         return Spelled(text[:cut])
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """Go on by tokens of which none but the last can end the text."""
+        if self._stops:
+            return "".join([self.push(token_id).text for token_id in token_ids])
+        return self._stream.push(*[token_id for token_id in token_ids if token_id not in self._end_ids])
 
     def _match(self, fresh: str) -> Match | None:
         if self._num_exempt > 0:
