@@ -36,7 +36,7 @@ class Listener:
         self._sent: set[bytes] = set()
         self.live: set[bytes] = set()
         self.trouble: BaseException | None = None
-        self._is_silent = False
+        self._heard_at = 0.0
         self._is_stale = asyncio.Event()
         self._has_sent = asyncio.Event()
 
@@ -110,7 +110,7 @@ class Listener:
                 self._has_sent.clear()
                 await self._has_sent.wait()
             message = await pubsub.get_message(timeout=None)  # a timeout of its own would cost each as much as reading
-            self._is_silent = False
+            self._heard_at = asyncio.get_running_loop().time()
             if message is not None:
                 self._on_message(message)
             num_read += 1
@@ -119,14 +119,17 @@ class Listener:
 
     async def _ping(self, pubsub: aredis.client.PubSub) -> None:
         """After a silence; one that lasts although there was a ping ends the connection."""
+        clock = asyncio.get_running_loop().time
+        self._heard_at = clock()
         while True:
-            self._is_silent = True
-            await asyncio.sleep(PING_EVERY_S)
-            if not (self._is_silent and pubsub.subscribed):
+            await asyncio.sleep(max(0.0, self._heard_at + PING_EVERY_S - clock()))
+            if clock() < self._heard_at + PING_EVERY_S:
                 continue
-            await pubsub.ping()
+            pinged_at, is_pinged = clock(), pubsub.subscribed
+            if is_pinged:
+                await pubsub.ping()
             await asyncio.sleep(PING_EVERY_S)
-            if self._is_silent and pubsub.subscribed:
+            if is_pinged and self._heard_at < pinged_at and pubsub.subscribed:
                 raise RedisConnectionError(f"no answer to a ping for {PING_EVERY_S:g} s")
 
     def _on_message(self, message: dict[str, Any]) -> None:

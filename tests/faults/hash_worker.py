@@ -83,6 +83,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--salt", type=int, default=0, help="another value is another model")
     parser.add_argument("--at", action="append", default=[], type=Point.parse, help="place:number:action")
     parser.add_argument("--newer", action="store_true", help="write a field into every event that nobody here knows")
+    parser.add_argument("--publish-interval-s", type=float, default=0.05)  # some tokens together, and many writes
     parser.add_argument("--padding", type=int, default=0, help="bytes that every event carries besides")
     parser.add_argument("--mutate", action="append", default=[], help="script=old=>new")
     parser.add_argument("--without", action="append", default=[], choices=WITHOUT, help="a protection to do without")
@@ -98,6 +99,7 @@ def settings_of(asked: argparse.Namespace) -> WorkerSettings:
             "id": asked.id,
             "drain_timeout_s": asked.drain_timeout_s,
             "snapshot_every_s": 0.1,
+            "publish_interval_s": asked.publish_interval_s,
             "resume_wait_s": asked.resume_wait_s,
             "resume_mismatch": asked.resume_mismatch,
         },

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
+import pytest
 from tests.engine.scripted_model import HashModel
 from tests.runtime.harness import LIVENESS_S, StartWorker, Turnstile, expected
 
@@ -11,7 +13,8 @@ from jitney import AsyncClient
 from jitney.connection import Redis
 from jitney.keys import Fence, JobId
 from jitney.messages import Event, JobSpec
-from jitney.queue import Delivery, Queue
+from jitney.queue import Delivery, Ending, Queue
+from jitney_worker.engine.protocol import SequenceDelta
 from jitney_worker.engine.sequence import SequenceId, SequenceParams, SequenceRequest
 from jitney_worker.runtime.choice import Choice
 from jitney_worker.runtime.pace import Backlog, Pace
@@ -44,18 +47,21 @@ def test_without_an_interval_everything_is_due_after_every_step() -> None:
     assert all(pace.is_due(5.0, 1) for _ in range(5))
 
 
-def running(fence: str, tokenizer: Tokenizer) -> RunningJob:
-    """A job that has said something and goes on."""
-    request = SequenceRequest(SequenceId(f"q.{fence}/0/{fence}"), (1,), SequenceParams(max_tokens=9), (0, 0.0, 0, 0))
+def running(fence: str, *spellers: Speller) -> RunningJob:
+    """A job that has said something and goes on; one choice for each speller."""
     delivery = Delivery(JobId(f"q.{fence}"), "interactive", "", Fence(fence), 1, 0, 0, 0, 0, 0.0, (), b"", None)
-    choice = Choice(request, Speller(tokenizer), 1, 1)
-    job = RunningJob(delivery, JobSpec(prompt=(1,)), (1,), [choice], 2, lambda ids, logprobs: [], "f")
+    choices = []
+    for number, speller in enumerate(spellers):
+        params = SequenceParams(max_tokens=9, choice=number)
+        request = SequenceRequest(SequenceId(f"q.{fence}/{number}/{fence}"), (1,), params, (0, 0.0, 0, 0))
+        choices.append(Choice(request, speller, 0, 0))
+    job = RunningJob(delivery, JobSpec(prompt=(1,)), (1,), choices, 2, lambda ids, logprobs: [], "f")
     job.is_started = True
     return job
 
 
 def test_a_job_that_waited_and_ends_is_written_once_and_the_steps_count_when_nobody_waits(tokenizer: Tokenizer) -> None:
-    backlog, ending, other = Backlog(), running("a", tokenizer), running("b", tokenizer)
+    backlog, ending, other = Backlog(), running("a", Speller(tokenizer)), running("b", Speller(tokenizer))
     backlog.add([ending, other], 1)
     assert (backlog.urgent(), backlog.take_steps()) == ([], 0)
     ending.expire()
@@ -64,6 +70,80 @@ def test_a_job_that_waited_and_ends_is_written_once_and_the_steps_count_when_nob
     backlog.add([other], 1)
     assert (backlog.everybody(), backlog.take_steps()) == ([other], 3)
     assert (backlog.everybody(), backlog.take_steps()) == ([], 0)
+
+
+class Dumb(Speller):
+    """Cannot spell anything."""
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        raise KeyError(token_ids[0])
+
+
+def gain(job: RunningJob, choice: int, *token_ids: int) -> None:
+    job.gain(job.choices[choice], SequenceDelta(job.choices[choice].request.id, 1, token_ids))
+
+
+def test_a_choice_that_cannot_be_spelled_takes_no_words_of_another_along(tokenizer: Tokenizer) -> None:
+    job = running("a", Speller(tokenizer), Dumb(tokenizer))
+    gain(job, 0, 5)
+    gain(job, 1, 6)
+    with pytest.raises(KeyError):
+        job.write()
+    assert (job.next_seq, job.choices[0].pending_ids, job.choices[0].num_logged) == (2, [5], 0)
+
+
+def test_what_cannot_be_spelled_stops_no_ending(tokenizer: Tokenizer) -> None:
+    for end in (RunningJob.expire, lambda job: job.fail({"code": "x"}), lambda job: job.bury({"code": "x"})):
+        job = running("a", Dumb(tokenizer))
+        gain(job, 0, 5)
+        end(job)
+        assert job.is_over
+        assert job.num_tokens == 0
+        ending = job.write()
+        assert isinstance(ending, Ending)
+        assert len(ending.events) == 1
+
+
+async def test_what_was_computed_before_a_deadline_is_said_though_it_was_not_due(
+    start_worker: StartWorker, client: AsyncClient
+) -> None:
+    turnstile = Turnstile(HashModel())
+    async with start_worker(turnstile, worker=SELDOM):
+        try:
+            job = await client.enqueue([1], max_tokens=30, ignore_eos=True, timeout_s=4.0)
+            for _ in range(4):
+                await turnstile.until_step()
+                turnstile.pass_one()
+            await turnstile.until_step()
+            async with asyncio.timeout(LIVENESS_S):
+                events = [event async for event in job.stream()]
+        finally:
+            turnstile.open()
+    assert [event.type for event in events] == ["started", "tokens", "tokens", "expired"]
+    assert [event.token_ids for event in events[1:3]] == [expected([1], 4)[:1], expected([1], 4)[1:]]
+
+
+async def test_a_suspect_that_has_spoken_lets_others_in_at_once(
+    start_worker: StartWorker, client: AsyncClient, redis: Redis, queue_name: str
+) -> None:
+    """Its first words change neither seats nor snapshots, and nothing is due."""
+    queue, turnstile = Queue(redis, queue_name), Turnstile(HashModel())
+    suspect = await client.enqueue([1] * 40, max_tokens=40, ignore_eos=True)
+    await queue.claim("dead", "d1", credit=1, fingerprint="hash.1", lease_s=0.001)
+    async with start_worker(turnstile, engine={"max_num_batched_tokens": 16}, worker=SELDOM):
+        try:
+            assert await turnstile.until_step() == [suspect.id]
+            other = await client.enqueue([2], max_tokens=3, ignore_eos=True)
+            async with asyncio.timeout(LIVENESS_S):
+                while other.id not in turnstile.steps[-1]:
+                    turnstile.pass_one()
+                    await turnstile.until_step()
+                    await asyncio.sleep(0)
+            turnstile.open()
+            assert (await other.result(LIVENESS_S)).token_ids == expected([2], 3)
+        finally:
+            turnstile.open()
+        assert (await suspect.result(LIVENESS_S)).token_ids == expected([1] * 40, 40)
 
 
 async def logged(queue: Queue, job_id: str) -> list[tuple[int, ...]]:

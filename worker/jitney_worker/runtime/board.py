@@ -146,7 +146,7 @@ class Board:
             self._news.clear()
             is_due = clock() >= self._overdue_at
             inbox, self._inbox = self._inbox, deque()
-            for report in (*inbox, *self._with.bridge.collect()):
+            for report in (*self._with.bridge.collect(), *inbox):  # what was computed before a deadline counts
                 self._backlog.add(self.reports.absorb(report), isinstance(report, StepReport | Fault | Halted))
                 is_due = is_due or (isinstance(report, StepReport) and report.is_due)
                 if isinstance(report, Fault):
@@ -221,6 +221,7 @@ class Board:
             timer.cancel()  # a deadline may be days away: one would be kept for every job of that time
         if job is not None and job.is_seated:
             self._claim_ahead = self._settings.worker.claim_ahead
+        self._news.set()  # a suspect may have waited for this one to leave
         self._changed()
 
     def _changed(self) -> None:

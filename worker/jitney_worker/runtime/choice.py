@@ -78,11 +78,12 @@ class Choice:
         self.pending_logprobs += delta.logprobs
         self.num_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
-            self._spell()
+            self.spell()
             self.finish_reason = delta.finish_reason
             self.pending_text += self.speller.flush()
 
-    def _spell(self) -> None:
+    def spell(self) -> None:
+        """Make text of the pending tokens that have none yet."""
         if self.num_unspelled:  # together, because the way to each costs as much as its text
             unspelled, self.num_unspelled = self.pending_ids[-self.num_unspelled :], 0
             self.pending_text += self.speller.push_all(unspelled)
@@ -95,7 +96,7 @@ class Choice:
 
     def event(self, seq: int, spell_logprobs: SpellsLogprobs) -> Event:
         """The pending tokens as one event; nothing is pending afterwards."""
-        self._spell()
+        self.spell()
         logprobs = None
         if self.request.params.num_logprobs is not None and self.pending_ids:
             logprobs = tuple(spell_logprobs(self.pending_ids, self.pending_logprobs))
@@ -116,7 +117,7 @@ class Choice:
 
     def flush(self) -> None:
         """Nothing more will come: what was held back is text now."""
-        self._spell()
+        self.spell()
         if self.finish_reason is None and not self.speller.stopped:
             self.pending_text += self.speller.flush()
 

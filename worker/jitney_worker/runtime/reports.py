@@ -47,10 +47,12 @@ class Reports:
     def absorb(self, report: Report | DeadlinePassed) -> list[RunningJob]:
         """The jobs that have something to write now. Raises what halted the engine."""
         match report:
-            case StepReport(deltas, capacity, snapshot, at):
+            case StepReport(deltas, capacity, snapshot, at, is_due):
                 if deltas:
                     self.num_faults = 0
                 self._note(capacity, snapshot, at)
+                if is_due:  # what a worker may take depends on more than its seats: now and then it looks again
+                    self._room()
                 return [job for delta in deltas if (job := self._gain(delta)) is not None]
             case Refused(sequence_id, error):
                 return self._refuse(sequence_id, error)
@@ -76,8 +78,7 @@ class Reports:
                 job = self._aboard.get(named(seat.id).fence)
                 if job is not None:
                     job.is_seated = True
-        has_changed = (before.free_seats, before.num_waiting) != (capacity.free_seats, capacity.num_waiting)
-        if has_changed or snapshot is not None:  # what a worker may take depends on more than its seats
+        if (before.free_seats, before.num_waiting) != (capacity.free_seats, capacity.num_waiting):
             self._room()
 
     def _gain(self, delta: SequenceDelta) -> RunningJob | None:
@@ -85,6 +86,8 @@ class Reports:
         job = self._aboard.get(name.fence)
         if job is None or job.is_over:
             return None  # dropped while this step was running
+        if job.is_suspect:
+            self._room()  # with its first words it is one no more, and others may come
         next_seq, choice = job.next_seq, job.choices[name.choice]
         try:
             job.gain(choice, delta)

@@ -39,7 +39,7 @@ class Returns:
         await self._retry([(job, 0.0) for job in jobs], error)
 
     async def release(self, helds: Iterable[Held]) -> None:
-        """At once. What they said so far is in their logs, and the attempt does not count."""
+        """At once. What is not in their logs yet will be computed again, and the attempt does not count."""
         helds = list(helds)
         for held in helds:
             self._aboard.forget(held.fence)

@@ -104,8 +104,12 @@ class RunningJob:
         self._flush()
 
     def _flush(self) -> None:
-        for choice in self.choices:
-            choice.flush()
+        try:
+            for choice in self.choices:
+                choice.flush()
+        except Exception:  # the job ends for another reason: what cannot be spelled is not said, and stops nobody
+            for choice in self.choices:
+                choice.drop_pending()
 
     @property
     def has_progressed(self) -> bool:
@@ -185,6 +189,8 @@ class RunningJob:
     def _news(self) -> list[Event]:
         events = []
         talking = [choice for choice in self.choices if choice.has_news]
+        for choice in talking:
+            choice.spell()  # all of them first: one that cannot be spelled must not take the words of the others along
         if talking and not self.is_started:
             events.append(self._started())
         for choice in talking:
