@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from tests.engine.scripted_model import HashModel
@@ -14,11 +15,17 @@ from jitney.connection import Redis
 from jitney.keys import Fence, JobId
 from jitney.messages import Event, JobSpec
 from jitney.queue import Delivery, Ending, Queue
-from jitney_worker.engine.protocol import SequenceDelta
+from jitney_worker.engine.protocol import Capacity, SequenceDelta
 from jitney_worker.engine.sequence import SequenceId, SequenceParams, SequenceRequest
+from jitney_worker.runtime.aboard import Aboard
+from jitney_worker.runtime.bridge import Bridge, StepReport
 from jitney_worker.runtime.choice import Choice
+from jitney_worker.runtime.heartbeat import Leases
 from jitney_worker.runtime.pace import Backlog, Pace
+from jitney_worker.runtime.reports import Reports
+from jitney_worker.runtime.roster import Roster
 from jitney_worker.runtime.running import RunningJob
+from jitney_worker.text.rules import StopRules
 from jitney_worker.text.spelling import Speller
 from jitney_worker.text.tokenizer import Tokenizer
 
@@ -123,36 +130,39 @@ async def test_what_was_computed_before_a_deadline_is_said_though_it_was_not_due
     assert [event.token_ids for event in events[1:3]] == [expected([1], 4)[:1], expected([1], 4)[1:]]
 
 
-async def test_a_suspect_that_has_spoken_lets_others_in_at_once(
-    start_worker: StartWorker, client: AsyncClient, redis: Redis, queue_name: str
-) -> None:
-    """Its first words change neither seats nor snapshots, and nothing is due."""
-    queue, turnstile = Queue(redis, queue_name), Turnstile(HashModel())
-    suspect = await client.enqueue([1] * 40, max_tokens=40, ignore_eos=True)
-    await queue.claim("dead", "d1", credit=1, fingerprint="hash.1", lease_s=0.001)
-    async with start_worker(turnstile, engine={"max_num_batched_tokens": 16}, worker=SELDOM):
-        try:
-            assert await turnstile.until_step() == [suspect.id]
-            other = await client.enqueue([2], max_tokens=3, ignore_eos=True)
-            async with asyncio.timeout(LIVENESS_S):
-                while other.id not in turnstile.steps[-1]:
-                    turnstile.pass_one()
-                    await turnstile.until_step()
-                    await asyncio.sleep(0)
-            turnstile.open()
-            assert (await other.result(LIVENESS_S)).token_ids == expected([2], 3)
-        finally:
-            turnstile.open()
-        assert (await suspect.result(LIVENESS_S)).token_ids == expected([1] * 40, 40)
+def test_the_first_words_of_a_suspect_make_room_though_nothing_else_has_changed(tokenizer: Tokenizer) -> None:
+    """They change neither seats nor snapshots, and nothing may be due for long."""
+    capacity = Capacity(free_seats=3, num_running=1, num_waiting=0, num_free_blocks=9, num_blocks=9)
+    aboard = Aboard(Leases(), Bridge(8), StopRules(tokenizer), lambda fence, job: None)
+    roster = Roster(worker_id="w", queue="q", model="m", fingerprint="f", features={})
+    calls: list[str] = []
+    reports = Reports(aboard, roster, capacity, lambda: calls.append("room"))
+    suspect = running("a", Speller(tokenizer))
+    suspect.delivery, suspect.is_started = replace(suspect.delivery, strikes=1, seq=1), False
+    aboard.add(suspect)
+
+    def absorb(*token_ids: int, is_due: bool = False) -> list[RunningJob]:
+        delta = SequenceDelta(suspect.choices[0].request.id, 1, token_ids)
+        return reports.absorb(StepReport((delta,) if token_ids else (), capacity, is_due=is_due))
+
+    absorb()
+    assert calls == []
+    assert absorb(5) == [suspect]
+    assert calls == ["room"]
+    suspect.write()
+    absorb(6)
+    assert calls == ["room"]
+    absorb(is_due=True)
+    assert calls == ["room"] * 2
 
 
-async def logged(queue: Queue, job_id: str) -> list[tuple[int, ...]]:
+async def logged(queue: Queue, job_id: JobId) -> list[tuple[int, ...]]:
     """The token ids of each of the job's events that has any."""
-    events = [Event.decode(payload) for payload in await queue.read_log(job_id, 0)]
+    events = [Event.decode(payload) for payload in await queue.read_log(job_id, 0) or ()]
     return [event.token_ids for event in events if event.type == "tokens"]
 
 
-async def until_logged(queue: Queue, job_id: str, num_events: int) -> list[tuple[int, ...]]:
+async def until_logged(queue: Queue, job_id: JobId, num_events: int) -> list[tuple[int, ...]]:
     async with asyncio.timeout(LIVENESS_S):
         while len(found := await logged(queue, job_id)) < num_events:
             pass
