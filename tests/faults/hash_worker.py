@@ -83,7 +83,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--salt", type=int, default=0, help="another value is another model")
     parser.add_argument("--at", action="append", default=[], type=Point.parse, help="place:number:action")
     parser.add_argument("--newer", action="store_true", help="write a field into every event that nobody here knows")
-    parser.add_argument("--publish-interval-s", type=float, default=0.05)  # some tokens together, and many writes
+    parser.add_argument("--publish-interval-s", type=float, default=0.0)  # a write for each step: the most to be cut
     parser.add_argument("--padding", type=int, default=0, help="bytes that every event carries besides")
     parser.add_argument("--mutate", action="append", default=[], help="script=old=>new")
     parser.add_argument("--without", action="append", default=[], choices=WITHOUT, help="a protection to do without")

@@ -160,7 +160,7 @@ async def test_f15_readers_of_a_hundred_bytes_a_second_cost_nobody_anything(
             slow = [SlowReader(field, ids[number % NUM_WATCHED], number) for number in range(NUM_SLOW_READERS)]
         begun = [asyncio.Event() for _ in slow]
         dripping = [asyncio.create_task(one.read_slowly(ready)) for one, ready in zip(slow, begun, strict=True)]
-        await field.start_worker(name, "--padding", str(PADDING), publish_interval_s=0)  # an event for each token
+        await field.start_worker(name, "--padding", str(PADDING))
         await asyncio.wait(quick, timeout=PATIENCE_S)
         assert all(task.done() for task in quick), "somebody waits for the slow ones"
         assert all(ready.is_set() for ready in begun)

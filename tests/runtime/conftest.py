@@ -47,6 +47,8 @@ async def start_worker(
         policy: str = "continuous",
         **settings: Any,
     ) -> AsyncIterator[Worker]:
+        # After every step, so that a test that counts steps sees what each gave; test_publish_pace has the other way.
+        settings["worker"] = {"publish_interval_s": 0.0, **settings.get("worker", {})}
         made = load_settings(redis_url=redis_url, queue=queue_name, engine={"policy": policy}, **settings)
         worker = Worker(made, crew(made, tokenizer, runner or HashModel(), engine or {}))
         ready = asyncio.Event()
