@@ -18,7 +18,7 @@ from jitney.embedded import EmbeddedServer
 NUM_STREAMS, AT_ONCE = 300, 30
 NUM_API_CONNECTIONS = 32
 NUM_READER_TASKS = 5
-"""Once somebody has followed a job: one keeps the connection, one speaks, one listens, one watches the quiet."""
+"""Once a job is followed: one keeps the connection, one speaks, one listens, one pings, one looks after the quiet."""
 
 HOWS = ("leave", "fail", "finish")
 

@@ -109,7 +109,7 @@ async def test_streams_closed_at_any_moment_stop_generating_and_disturb_nobody(
         async with asking(api.port, "/v1/completions", body) as (reader, writer):
             answer = await asyncio.wait_for(read_head(reader, writer), LIVENESS_S)
             job_id = answer.headers["x-jitney-job-id"]
-            if count := chance.choice((0, 1, 2, 3, 8, 20, 45)):
+            if count := chance.choice((0, 1, 2, 3, 8, 30, 90)):
                 await read_some(answer, count)
         reason, num_tokens = await until_done(queue, job_id)
         ended[job_id] = len(paced.steps)

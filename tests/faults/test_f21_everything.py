@@ -13,6 +13,8 @@ from tests.faults.arena import Arena
 from tests.faults.conftest import MakeArena, Report, ServerMaker
 from tests.faults.proxy import Proxy
 
+from jitney_worker.settings import WorkerSection
+
 NUM_BLOWS = int(os.environ.get("JITNEY_FAULT_BLOWS", "12"))
 BLOWS = ("kill", "stop", "term", "server", "reset", "hang", "leases", "api", "subscriptions")
 
@@ -48,7 +50,10 @@ class Nemesis:
         self.struck: list[str] = []
 
     async def fresh_worker(self) -> None:
-        await self._field.start_worker(f"w{next(self._numbers)}", proxy=self._proxy)
+        """Every other one writes when its tokens are due, the others after each step."""
+        number = next(self._numbers)
+        interval_s = WorkerSection().publish_interval_s if number % 2 else 0.0
+        await self._field.start_worker(f"w{number}", proxy=self._proxy, publish_interval_s=interval_s)
 
     async def strike(self) -> None:
         blow = self._chance.choice(BLOWS)

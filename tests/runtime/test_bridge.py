@@ -52,14 +52,10 @@ async def test_reports_that_wake_nobody_are_collected_in_order_with_the_next_tha
     bridge, woken = Bridge(8), asyncio.Event()
     bridge.connect(asyncio.get_running_loop(), woken.set)
     reports = [replace(REPORT, at=float(number)) for number in range(3)]
-
-    def give(report: Report, *, wakes: bool) -> None:
-        bridge.give(report, wakes=wakes)
-
     for report in reports[:2]:
-        await asyncio.to_thread(give, report, wakes=False)
+        await asyncio.to_thread(bridge.give, report, wakes=False)
     assert not woken.is_set()
-    await asyncio.to_thread(give, reports[2], wakes=True)
+    await asyncio.to_thread(bridge.give, reports[2])
     async with asyncio.timeout(LIVENESS_S):
         await woken.wait()
     assert bridge.collect() == reports

@@ -15,11 +15,14 @@ from jitney.connection import Redis
 from jitney.keys import Fence, JobId
 from jitney.messages import Event, JobSpec
 from jitney.queue import Delivery, Ending, Queue
+from jitney_worker.engine.engine import LocalEngine
 from jitney_worker.engine.protocol import Capacity, SequenceDelta
 from jitney_worker.engine.sequence import SequenceId, SequenceParams, SequenceRequest
+from jitney_worker.engine.settings import EngineSettings
 from jitney_worker.runtime.aboard import Aboard
-from jitney_worker.runtime.bridge import Bridge, StepReport
+from jitney_worker.runtime.bridge import Add, Bridge, StepReport
 from jitney_worker.runtime.choice import Choice
+from jitney_worker.runtime.engine_thread import EngineThread
 from jitney_worker.runtime.heartbeat import Leases
 from jitney_worker.runtime.pace import Backlog, Pace
 from jitney_worker.runtime.reports import Reports
@@ -36,17 +39,9 @@ MAX_HELD = 6
 
 def test_everything_is_due_once_the_interval_is_over_or_too_many_steps_wait() -> None:
     pace = Pace(2.0, 6)
-    asked = [(10.0, 1), (11.0, 2), (11.9, 5), (12.0, 6), (12.1, 1), (12.2, 6), (14.1, 2), (14.2, 1)]
-    assert [pace.is_due(now, num_unpublished) for now, num_unpublished in asked] == [
-        True,
-        False,
-        False,
-        True,
-        False,
-        True,
-        False,
-        True,
-    ]
+    asked = [(10.0, 1), (11.0, 2), (11.9, 5), (12.0, 1), (12.1, 1), (12.2, 6), (14.1, 2), (14.2, 1)]
+    due_at = [now for now, num_unpublished in asked if pace.is_due(now, num_unpublished)]
+    assert due_at == [10.0, 12.0, 12.2, 14.2]
 
 
 def test_without_an_interval_everything_is_due_after_every_step() -> None:
@@ -118,10 +113,7 @@ async def test_what_was_computed_before_a_deadline_is_said_though_it_was_not_due
     async with start_worker(turnstile, worker=SELDOM):
         try:
             job = await client.enqueue([1], max_tokens=30, ignore_eos=True, timeout_s=4.0)
-            for _ in range(4):
-                await turnstile.until_step()
-                turnstile.pass_one()
-            await turnstile.until_step()
+            await pass_steps(turnstile, 4)
             async with asyncio.timeout(LIVENESS_S):
                 events = [event async for event in job.stream()]
         finally:
@@ -156,6 +148,39 @@ def test_the_first_words_of_a_suspect_make_room_though_nothing_else_has_changed(
     assert calls == ["room"] * 2
 
 
+async def test_the_loop_hears_at_once_that_a_waiting_sequence_was_let_in() -> None:
+    """Nobody has gained a first token by it, but another job may be claimed."""
+    settings = EngineSettings(max_model_len=512, num_blocks=64, max_num_seqs=4, max_num_batched_tokens=16)
+    turnstile, bridge, wakes = Turnstile(HashModel()), Bridge(100), list[None]()
+    bridge.connect(asyncio.get_running_loop(), lambda: wakes.append(None))
+    thread = EngineThread(LocalEngine(settings, turnstile), bridge, Pace(60.0, 100), snapshot_every_s=60.0)
+    for name, num_prompt_tokens in (("a", 16), ("b", 60)):
+        params, key = SequenceParams(max_tokens=50), (0, 0.0, 0, ord(name))
+        prompt = tuple(range(1, num_prompt_tokens + 1))
+        bridge.send(Add(SequenceRequest(SequenceId(f"q.{name}/0/f"), prompt, params, key)))
+    thread.start()
+    try:
+        await turnstile.until_step()
+        num_wakes = []
+        for _ in range(3):  # the first token of a; b's first chunk beside it; another chunk of b
+            turnstile.pass_one()
+            await turnstile.until_step()
+            num_wakes.append(len(wakes))
+        assert num_wakes == [1, 2, 2]
+    finally:
+        bridge.stop()
+        turnstile.open()
+        await asyncio.to_thread(thread.join, LIVENESS_S)
+
+
+async def pass_steps(turnstile: Turnstile, count: int) -> None:
+    """Let so many steps through, and wait until the engine stands before the next one."""
+    for _ in range(count):
+        await turnstile.until_step()
+        turnstile.pass_one()
+    await turnstile.until_step()
+
+
 async def logged(queue: Queue, job_id: JobId) -> list[tuple[int, ...]]:
     """The token ids of each of the job's events that has any."""
     events = [Event.decode(payload) for payload in await queue.read_log(job_id, 0) or ()]
@@ -179,10 +204,7 @@ async def test_a_first_token_is_written_at_once_and_those_after_it_together(
             await turnstile.until_step()
             turnstile.pass_one()
             assert await until_logged(queue, job.id, 1) == [answer[:1]]
-            for _ in range(MAX_HELD - 1):
-                await turnstile.until_step()
-                turnstile.pass_one()
-            await turnstile.until_step()
+            await pass_steps(turnstile, MAX_HELD - 1)
             assert await logged(queue, job.id) == [answer[:1]]  # five steps wait, and nothing has asked for them
             turnstile.pass_one()
             assert await until_logged(queue, job.id, 2) == [answer[:1], answer[1 : MAX_HELD + 1]]
@@ -221,10 +243,7 @@ async def test_a_long_step_does_not_hold_back_what_the_steps_before_it_gave(
     async with start_worker(turnstile, worker=SELDOM | {"publish_interval_s": 0.2}):
         try:
             job = await client.enqueue([1], max_tokens=30, ignore_eos=True)
-            for _ in range(4):
-                await turnstile.until_step()
-                turnstile.pass_one()
-            await turnstile.until_step()
+            await pass_steps(turnstile, 4)
             async with asyncio.timeout(LIVENESS_S):
                 while sum(map(len, await logged(queue, job.id))) < 4:
                     pass

@@ -149,6 +149,11 @@ class Capacity:
     num_free_blocks: int
     num_blocks: int
 
+    @property
+    def room(self) -> tuple[int, int]:
+        """What decides whether more may be taken."""
+        return self.free_seats, self.num_waiting
+
 
 @dataclass(frozen=True, slots=True)
 class Seat:

@@ -157,9 +157,9 @@ class Board:
             self._with.bridge.published(self._backlog.take_steps())
             if is_due:
                 self._overdue_at = clock() + OVERDUE_INTERVALS * self._settings.worker.publish_interval_s
-            self._look_again()
+            self._set_alarm()
 
-    def _look_again(self) -> None:
+    def _set_alarm(self) -> None:
         """Soon, though no step ends: a long one must not hold back what the others before it gave."""
         if self._alarm is None and len(self._aboard) and self._settings.worker.publish_interval_s:
             self._alarm = asyncio.get_running_loop().call_at(self._overdue_at, self._ring)

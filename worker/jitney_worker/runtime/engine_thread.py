@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Final
 
-from jitney_worker.engine.protocol import Engine, EngineSnapshot, SequenceDelta
+from jitney_worker.engine.protocol import Engine, EngineSnapshot
 from jitney_worker.engine.sequence import SequenceId
 from jitney_worker.runtime.bridge import Abort, Add, Bridge, Command, Fault, Halted, Refused, StepReport
 from jitney_worker.runtime.pace import Pace
@@ -41,6 +41,7 @@ class EngineThread(threading.Thread):
         self._snapshot_at = 0.0
         self._inside: set[SequenceId] = set()
         self._silent: set[SequenceId] = set()
+        self._room = (0, 0)
 
     def run(self) -> None:
         self.clock.progressed()
@@ -92,15 +93,16 @@ class EngineThread(threading.Thread):
             return
         self.num_computed_tokens = num_computed_tokens
         self.clock.progressed()
-        is_news = self._note(deltas)
         is_due = self._pace.is_due(time.monotonic(), self._bridge.num_unpublished)
         report = StepReport(deltas, self._engine.capacity(), self._snapshot_if_due(), is_due=is_due)
+        is_news = self._note(report)
         self._bridge.give(report, wakes=is_news or is_due or report.snapshot is not None)
 
-    def _note(self, deltas: tuple[SequenceDelta, ...]) -> bool:
-        """True if somebody's first or last token is among them."""
-        is_news = False
-        for delta in deltas:
+    def _note(self, report: StepReport) -> bool:
+        """True if somebody's first or last token is in it, or another number of jobs may be claimed."""
+        room = report.capacity.room
+        is_news, self._room = room != self._room, room
+        for delta in report.deltas:
             if delta.finish_reason is not None or delta.error is not None:
                 self._inside.discard(delta.id)
                 self._silent.discard(delta.id)

@@ -47,13 +47,9 @@ class Reports:
     def absorb(self, report: Report | DeadlinePassed) -> list[RunningJob]:
         """The jobs that have something to write now. Raises what halted the engine."""
         match report:
-            case StepReport(deltas, capacity, snapshot, at, is_due):
-                if deltas:
-                    self.num_faults = 0
-                self._note(capacity, snapshot, at)
-                if is_due:  # what a worker may take depends on more than its seats: now and then it looks again
-                    self._room()
-                return [job for delta in deltas if (job := self._gain(delta)) is not None]
+            case StepReport():
+                self._note(report)
+                return [job for delta in report.deltas if (job := self._gain(delta)) is not None]
             case Refused(sequence_id, error):
                 return self._refuse(sequence_id, error)
             case DeadlinePassed(fence):
@@ -69,16 +65,19 @@ class Reports:
                 raise error
         return []
 
-    def _note(self, capacity: Capacity, snapshot: EngineSnapshot | None, at: float) -> None:
-        before, self.capacity = self.capacity, capacity
-        if snapshot is not None:
-            self.snapshot, self.snapshot_at = snapshot, at
+    def _note(self, report: StepReport) -> None:
+        if report.deltas:
+            self.num_faults = 0
+        before, self.capacity = self.capacity, report.capacity
+        if report.snapshot is not None:
+            self.snapshot, self.snapshot_at = report.snapshot, report.at
             self.snapshot_came.set()
-            for seat in snapshot.seats:
+            for seat in report.snapshot.seats:
                 job = self._aboard.get(named(seat.id).fence)
                 if job is not None:
                     job.is_seated = True
-        if (before.free_seats, before.num_waiting) != (capacity.free_seats, capacity.num_waiting):
+        # When a step is due too: what a worker may take depends on more than its seats, so now and then it looks again.
+        if report.is_due or before.room != self.capacity.room:
             self._room()
 
     def _gain(self, delta: SequenceDelta) -> RunningJob | None:
