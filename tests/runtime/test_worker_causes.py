@@ -133,13 +133,14 @@ async def test_a_log_that_is_gone_ends_its_job_without_another_attempt(
 ) -> None:
     turnstile = Turnstile(HashModel())
     async with start_worker(turnstile):
-        job = await client.enqueue([1], max_tokens=12, ignore_eos=True)
+        job = await client.enqueue([1], max_tokens=300, ignore_eos=True)
         while (await job.status()).seq < 3:
             await turnstile.until_step()
             turnstile.pass_one()
         await redis.delete(Keys(queue_name).tokens(job.id))
-        turnstile.open()
+        turnstile.pass_one()  # one more token to append: with all that are left the job would simply end
         await ears.until("job_buried")
+        turnstile.open()
         (dead,) = await until_buried(Queue(redis, queue_name))
     assert (dead, (await job.status()).tries) == ((job.id, "stream_lost"), 1)
 
