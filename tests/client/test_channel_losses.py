@@ -323,7 +323,7 @@ async def test_a_reader_that_failed_serves_the_next_followers(
     news, failures = LogReader.news, [RuntimeError("a bug")]
 
     async def broken_once(self: LogReader, seen: Mapping[str, int]) -> set[str]:
-        if failures:
+        if self is alert._logs and failures:  # the reader of an API in this process looks too
             raise failures.pop()
         return await news(self, seen)
 
