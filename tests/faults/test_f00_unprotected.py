@@ -69,7 +69,9 @@ async def test_without_dense_numbers_a_repeated_write_is_in_the_log_twice(field:
     async with Proxy(field.server.port) as proxy:
         guards = mutated(unprotected.NO_SEQ, unprotected.ANY_ID)
         worker = await field.start_worker("w1", *guards, proxy=proxy, lease_s=60)
-        await field.load(seed, num_streams=12, num_bulk=0, asking=Asking(seed, (60, 120)))
+        # None of them ends early: the write whose reply is lost must be an append.
+        endless = {"ignore_eos": True, "stop": None, "stop_token_ids": ()}
+        await field.load(seed, num_streams=12, num_bulk=0, asking=Asking(seed, (60, 120), fixed=endless))
         await field.streaming(5)
         proxy.drop("down")
         field.ledger.fault("w1 loses its replies")
