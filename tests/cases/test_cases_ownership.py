@@ -11,7 +11,7 @@ import redis as blocking_redis
 from tests.api.api_wire import ask
 from tests.cases.paces import Paced
 from tests.faults.arena import Arena
-from tests.runtime.harness import LIVENESS_S, StartWorker, expected
+from tests.runtime.harness import LIVENESS_S, LONGER_THAN_A_PAUSE_S, StartWorker, expected
 
 from jitney import AsyncClient, IdempotencyConflict, JobCancelled, JobFailed
 from jitney.connection import Redis
@@ -109,19 +109,21 @@ async def test_a_job_of_many_leases_is_never_handed_out_again(
 ) -> None:
     """B41 a: a second worker stands by all the time, and gets nothing."""
     async with (
-        start_worker(Paced(0.01), lease={"duration_s": 0.5}, worker={"id": "owner"}),
+        start_worker(Paced(0.02), lease={"duration_s": LONGER_THAN_A_PAUSE_S}, worker={"id": "owner"}),
     ):
-        job = await client.enqueue([1], max_tokens=300, ignore_eos=True)
+        job = await client.enqueue([1], max_tokens=350, ignore_eos=True)
         async with asyncio.timeout(LIVENESS_S):
             while (await job.status()).owner != "owner":
                 pass
-        async with start_worker(lease={"duration_s": 0.5}, worker={"id": "peer"}):
+        async with start_worker(lease={"duration_s": LONGER_THAN_A_PAUSE_S}, worker={"id": "peer"}):
             began = await redis.time()
-            assert (await job.result(LIVENESS_S)).token_ids == expected([1], 300)
+            assert (await job.result(LIVENESS_S)).token_ids == expected([1], 350)
             ended = await redis.time()
         status = await job.status()
     assert (status.tries, status.strikes) == (1, 0)
-    assert (ended[0] - began[0]) + (ended[1] - began[1]) / 1e6 > 4 * 0.5, "the job was too short to prove anything"
+    assert (ended[0] - began[0]) + (ended[1] - began[1]) / 1e6 > 2 * LONGER_THAN_A_PAUSE_S, (
+        "the job was too short to prove anything"
+    )
 
 
 async def test_an_event_loop_that_stands_still_for_leases_loses_no_job(
@@ -129,7 +131,7 @@ async def test_an_event_loop_that_stands_still_for_leases_loses_no_job(
 ) -> None:
     """B41 c: by a long tokenisation, a collection of garbage, a neighbour's plugin: leases are renewed all the same."""
     leases = Keys(queue_name).leases("interactive")
-    async with start_worker(Paced(0.01), lease={"duration_s": 0.6}):
+    async with start_worker(Paced(0.01), lease={"duration_s": LONGER_THAN_A_PAUSE_S}):
         job = await client.enqueue([1], max_tokens=100, ignore_eos=True)
         async with asyncio.timeout(LIVENESS_S):
             while (await job.status()).num_tokens == 0:
@@ -137,11 +139,11 @@ async def test_an_event_loop_that_stands_still_for_leases_loses_no_job(
         with blocking_redis.Redis.from_url(server.url) as blocking:
             first = expiry = blocking.zscore(leases, job.id)
             for _ in range(200_000):  # nothing else runs on this loop, and nobody is awaited
-                if expiry is None or expiry > first + 1_800:
+                if expiry is None or expiry > first + 1_500 * LONGER_THAN_A_PAUSE_S:
                     break
                 expiry = blocking.zscore(leases, job.id)
         assert expiry is not None
-        assert expiry > first + 1_800
+        assert expiry > first + 1_500 * LONGER_THAN_A_PAUSE_S
         assert (await job.result(LIVENESS_S)).token_ids == expected([1], 100)
         assert (await job.status()).tries == 1
 

@@ -22,6 +22,8 @@ from jitney_worker.settings import WorkerSettings
 from jitney_worker.text.tokenizer import Tokenizer
 
 LIVENESS_S = 30.0
+LONGER_THAN_A_PAUSE_S = 3.0
+"""A lease that a busy machine does not let run out by itself: a third of it may pass in one pause."""
 MAX_MODEL_LEN = 512
 Value = TypeVar("Value")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.engine.scripted_model import HashModel
-from tests.runtime.harness import LIVENESS_S, Ears, Gated, StartWorker, Turnstile, crew, expected
+from tests.runtime.harness import LIVENESS_S, LONGER_THAN_A_PAUSE_S, Ears, Gated, StartWorker, Turnstile, crew, expected
 
 from jitney import AsyncClient
 from jitney.connection import Redis
@@ -145,12 +145,12 @@ async def test_a_forward_pass_longer_than_the_lease_does_not_lose_the_job(
     """B41 c: renewal does not depend on the thread that computes."""
     turnstile = Turnstile(HashModel())
     leases = Keys(queue_name).leases("interactive")
-    async with start_worker(turnstile, lease={"duration_s": 0.6, "stall_after_s": 60}):
+    async with start_worker(turnstile, lease={"duration_s": LONGER_THAN_A_PAUSE_S, "stall_after_s": 60}):
         job = await client.enqueue([1], max_tokens=5, ignore_eos=True)
         await turnstile.until_step()
         expiry = first = await redis.zscore(leases, job.id)
         async with asyncio.timeout(LIVENESS_S):
-            while expiry < first + 1_800:  # three whole leases later the job is still ours
+            while expiry < first + 1_500 * LONGER_THAN_A_PAUSE_S:  # a lease and a half later the job is still ours
                 expiry = await redis.zscore(leases, job.id)
         turnstile.open()
         assert (await job.result(LIVENESS_S)).token_ids == expected([1], 5)
@@ -188,7 +188,7 @@ async def test_a_job_whose_lease_is_lost_leaves_at_the_next_boundary_and_its_blo
     """The engine is looked at where it stands before a step: nothing moves there."""
     await write_queue_card(vocab_size=tokenizer.vocab_size)
     turnstile = Turnstile(HashModel())
-    settings = load_settings(redis_url=redis_url, queue=queue_name, lease={"duration_s": 0.6})
+    settings = load_settings(redis_url=redis_url, queue=queue_name, lease={"duration_s": LONGER_THAN_A_PAUSE_S})
     made = crew(settings, tokenizer, turnstile, {"num_blocks": 32})
     worker = Worker(settings, made)
     run = asyncio.create_task(worker.run())
