@@ -1,7 +1,7 @@
 """jitney beside other engines: the same weights, prompts, threads and seats, in one go, taking turns.
 
     python -m ops.bench.compare --names W1,W2,W5 --engines jitney,openvino,vllm --rounds 3 \\
-        [--tune] [--json FILE] [--write ops/bench/RESULTS.md]
+        [--ours jitney-int8] [--tune] [--json FILE] [--write ops/bench/RESULTS.md]
 
 Every run is a process of its own: it loads, warms up, and only then is timed. In each round all engines run one after
 the other, in the next one in the opposite order. A run during which other processes took more than 0.2 cores is
@@ -198,40 +198,41 @@ def versions(outcomes: Sequence[Outcome]) -> str:
 
 
 def text(outcomes: Sequence[Outcome], ground: Ground, asked: argparse.Namespace, machine: str) -> str:
-    ours = "jitney"
+    bars = goals.GOALS_OF[asked.ours]
     dropped = sum(run is None for one in outcomes for runs in one.counted.values() for run in runs)
     tuned_names = [one.name for one in outcomes if any(one.num_tuning_runs.values())]
     budget = f"each tried with three settings on {', '.join(tuned_names)}" if tuned_names else "each as it comes"
     peers = versions(outcomes)
     parts = [
         page.paragraph(
-            f"{machine}. {ground.model}, bf16, {ground.num_threads} threads; {asked.rounds} rounds,",
+            f"{machine}. {ground.model}, {ground.num_threads} threads; {asked.rounds} rounds,",
             f"{budget}{'; ' + peers if peers else ''}.",
             f"{dropped} runs do not count: they failed, or others disturbed even the last of {asked.tries} tries.",
             "Output tokens per second of wall time with loading and warming up left out (W4: prompt tokens).",
         )
     ]
     measured = {one.name: one.rounds for one in outcomes}
-    if goals.rows(measured):
-        parts.append(goals.table(measured))
+    if goals.rows(measured, bars, asked.ours):
+        parts.append(goals.table(measured, bars, asked.ours))
     for one in outcomes:
-        parts += [f"**{one.name}**", page.table(HEAD, outcome_rows(one, ours))]
+        parts += [f"**{one.name}**", page.table(HEAD, outcome_rows(one, asked.ours))]
     parts.append(
         page.paragraph(
-            "*Jitney is*: the median, over rounds, of its rate over that engine's in the same round. *First tokens",
-            "alike*: of the first four jobs, how many of the first 32 greedy tokens are the same before one differs.",
-            "bfloat16 products added up in another order give another token where two are almost equally likely.",
+            f"*Jitney is*: the median, over rounds, of the rate of *{CONTENDERS[asked.ours].about}* over that of the",
+            "engine, in the same round. *First tokens alike*: of the first four jobs, how many of the first 32 greedy",
+            "tokens are the same before one differs. Products added up in another order give another token where two are",
+            "almost equally likely.",
         )
     )
     return "\n\n".join(parts)
 
 
-def picture(outcomes: Sequence[Outcome], machine: str) -> chart.Chart | None:
+def picture(outcomes: Sequence[Outcome], machine: str, ours: str) -> chart.Chart | None:
     """Each engine's median on each workload, as a multiple of the best peer's, or of the first engine's without one.
 
     None if nothing counts.
     """
-    bases = {one.name: goals.best_peer(one.rounds) or next(iter(one.rounds), "") for one in outcomes}
+    bases = {one.name: goals.best_peer(one.rounds, ours) or next(iter(one.rounds), "") for one in outcomes}
     lines = []
     for engine in dict.fromkeys(engine for one in outcomes for engine in one.counted):
         ratios = [(number, goals.ratio(one.rounds, engine, bases[one.name])) for number, one in enumerate(outcomes, 1)]
@@ -252,6 +253,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     flags.add_picture(parser)
     parser.add_argument("--names", type=flags.listed(str, COMPARED), default=("W5",), metavar="W1,W5")
     parser.add_argument("--engines", type=flags.listed(str, tuple(CONTENDERS)), metavar="jitney,vllm")
+    parser.add_argument(
+        "--ours", choices=tuple(goals.GOALS_OF), default="jitney", help="who is held against the others"
+    )
     parser.add_argument("--rounds", type=flags.positive, default=3)
     parser.add_argument("--add", action="store_true", help="keep what the --json file has of other workloads")
     parser.add_argument("--tune", action="store_true", help="try each engine's settings first, once each")
@@ -261,13 +265,15 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def report(
-    outcomes: Sequence[Outcome], machine: str, bars: Mapping[str, goals.Goal] = goals.GOALS
+    outcomes: Sequence[Outcome], machine: str, bars: Mapping[str, goals.Goal], ours: str = "jitney"
 ) -> Mapping[str, Any]:
     """For programs."""
     measured = {one.name: one.rounds for one in outcomes}
     return {
         "machine": machine,
-        "goals": [dict(zip((*goals.HEAD[:4], "verdict"), row, strict=True)) for row in goals.rows(measured, bars)],
+        "goals": [
+            dict(zip((*goals.HEAD[:4], "verdict"), row, strict=True)) for row in goals.rows(measured, bars, ours)
+        ],
         "settings": {one.name: {engine: dict(chosen) for engine, chosen in one.settings.items()} for one in outcomes},
         "num_tuning_runs": {one.name: one.num_tuning_runs for one in outcomes},
         "rounds": measured,
@@ -278,18 +284,21 @@ def report(
 @flags.told()
 def main(words: Sequence[str] | None = None) -> None:
     asked = arguments(words)
-    page.check_place(asked.write, PLACE)
+    place = PLACE if asked.ours == "jitney" else f"{PLACE}-{asked.ours}"
+    page.check_place(asked.write, place)
     machine = page.machine()
     ground = ground_of(asked)
     chosen = contenders(asked.engines, ground)
+    bars = goals.GOALS_OF[asked.ours]
     outcomes = kept(asked.json, asked.names) if asked.add else []
     for name in asked.names:
         outcomes.append(compare(name, chosen, ground, asked))
         outcomes.sort(key=lambda one: COMPARED.index(one.name))
         if asked.json is not None:  # a long run that is cut short leaves what it has
-            flags.write_json(asked.json, report(outcomes, machine))
-    flags.leave_behind(asked, PLACE, text(outcomes, ground, asked, machine), report(outcomes, machine))
-    drawn = picture(outcomes, machine)
+            flags.write_json(asked.json, report(outcomes, machine, bars, asked.ours))
+    found = report(outcomes, machine, bars, asked.ours)
+    flags.leave_behind(asked, place, text(outcomes, ground, asked, machine), found)
+    drawn = picture(outcomes, machine, asked.ours)
     if drawn is not None:
         chart.write(asked.svg, drawn)
 

@@ -23,8 +23,9 @@ class Contender:
     """An engine in a comparison.
 
     about: for tables. tuning: settings it may be tried with, the first being what it runs with untuned; `seats` stands
-    for as many as the workload has. only: workloads it is for; empty = all. is_peer: somebody else's engine at the same
-    precision, so one that may be the best peer. limits: jobs of a workload that it does, where all would take too long.
+    for as many as the workload has. only: workloads it is for; empty = all. is_peer: somebody else's engine, which may
+    be the best peer of ours at the same precision. precision: of the weights. limits: jobs of a workload that it does,
+    where all would take too long.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Contender:
     tuning: tuple[Settings, ...] = ({},)
     only: tuple[str, ...] = ()
     is_peer: bool = False
+    precision: str = "bf16"
     limits: Mapping[str, int] = field(default_factory=dict)
 
     def runs(self, workload: str) -> bool:
@@ -87,6 +89,9 @@ class Peer(Contender):
         return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", **program}
 
 
+_QUANTISED = ("W1", "W2", "W3", "W4", "W5")
+
+
 def _steps(*sizes: int) -> tuple[Settings, ...]:
     return ({}, *({"max_num_batched_tokens": size} for size in sizes))
 
@@ -96,7 +101,7 @@ CONTENDERS: Mapping[str, Contender] = {
     for one in (
         Ours("jitney", "jitney, whole path", _steps(512, 1_024)),
         Ours("jitney-engine", "jitney, engine alone", _steps(512, 1_024), mode="engine"),
-        Ours("jitney-int8", "jitney, int8 weights", ({"quantization": "int8"},), only=("W1", "W2", "W3", "W4", "W5")),
+        Ours("jitney-int8", "jitney, int8 weights", ({"quantization": "int8"},), only=_QUANTISED, precision="int8"),
         Ours("jitney-greedy", "jitney, the same jobs greedy", only=("W7",), instead={"W7": "W7G"}),
         Ours(
             "naive",
@@ -130,6 +135,28 @@ CONTENDERS: Mapping[str, Contender] = {
             is_peer=True,
             module="llama_server",
             weights="-bf16.gguf",
+            program="llama.cpp/bin/llama-server",
+        ),
+        Peer(
+            "openvino-int8",
+            "OpenVINO GenAI, int8 weights",
+            _steps(512, 2_048),
+            only=_QUANTISED,
+            is_peer=True,
+            precision="int8",
+            module="openvino_genai",
+            environment="ov",
+            weights="-openvino-int8",
+        ),
+        Peer(
+            "llamacpp-int8",
+            "llama.cpp server, Q8_0",
+            ({}, {"slots": 16}, {"slots": 8}),
+            only=_QUANTISED,
+            is_peer=True,
+            precision="int8",
+            module="llama_server",
+            weights="-q8_0.gguf",
             program="llama.cpp/bin/llama-server",
         ),
     )

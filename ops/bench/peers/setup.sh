@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Set engines up beside jitney, to be compared with it, each in an environment of its own.
 #
-#   ops/bench/peers/setup.sh [openvino] [vllm] [llamacpp]      all three without a word
+#   ops/bench/peers/setup.sh [openvino] [vllm] [llamacpp] [openvino-int8] [llamacpp-int8]      all without a word
 #
 # They come to $JITNEY_PEERS_DIR (~/.cache/jitney-peers): some 4 GB each for openvino (its converter) and vllm, 1 GB and
 # half an hour on two cores for llamacpp, which is compiled. All of them get the weights of `jitney model path`, so
@@ -23,11 +23,19 @@ install() { # install ENVIRONMENT PACKAGE...
 
 set_up_openvino() {
     install ov openvino==2026.4.1 openvino-genai==2026.4.1 openvino-tokenizers==2026.4.1 numpy
-    local converted=$root/models/$model_name-openvino
-    [ -e "$converted/openvino_model.xml" ] && return
+    convert_openvino fp16 "$root/models/$model_name-openvino"
+}
+
+set_up_openvino_int8() {
+    set_up_openvino
+    convert_openvino int8 "$root/models/$model_name-openvino-int8"
+}
+
+convert_openvino() { # convert_openvino WEIGHT_FORMAT DIRECTORY
+    [ -e "$2/openvino_model.xml" ] && return
     install ovconv torch 'optimum-intel[openvino]'
     "$root/venv-ovconv/bin/optimum-cli" export openvino --model "$model" --task text-generation-with-past \
-        --weight-format fp16 "$converted"
+        --weight-format "$1" "$2"
 }
 
 set_up_vllm() {
@@ -51,18 +59,26 @@ set_up_llamacpp() {
         -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_USE_PREBUILT_UI=OFF \
         -DBUILD_SHARED_LIBS=OFF
     cmake --build "$root/llama.cpp" --target llama-server --parallel
-    local converted=$root/models/$model_name-bf16.gguf
-    [ -e "$converted" ] || "$python" "$source/vendor/llama.cpp/convert_hf_to_gguf.py" "$model" \
-        --outfile "$converted" --outtype bf16
+    convert_llamacpp bf16 "$root/models/$model_name-bf16.gguf"
+}
+
+set_up_llamacpp_int8() {
+    set_up_llamacpp
+    convert_llamacpp q8_0 "$root/models/$model_name-q8_0.gguf"
+}
+
+convert_llamacpp() { # convert_llamacpp TYPE FILE
+    [ -e "$2" ] || "$python" "$root/src/llama-cpp-python/vendor/llama.cpp/convert_hf_to_gguf.py" "$model" \
+        --outfile "$2" --outtype "$1"
 }
 
 cd "$repository"
-[ $# -gt 0 ] || set -- openvino vllm llamacpp
+[ $# -gt 0 ] || set -- openvino vllm llamacpp openvino-int8 llamacpp-int8
 for name in "$@"; do
     case $name in
-    openvino | vllm | llamacpp) "set_up_$name" ;;
+    openvino | vllm | llamacpp | openvino-int8 | llamacpp-int8) "set_up_${name//-/_}" ;;
     *)
-        echo "$name is not one of openvino, vllm, llamacpp" >&2
+        echo "$name is not one of openvino, vllm, llamacpp, openvino-int8, llamacpp-int8" >&2
         exit 2
         ;;
     esac
