@@ -24,8 +24,9 @@ IGNORED: Final = frozenset(
         "prediction",
         # Means something only beside `tools`, which is refused itself.
         "parallel_tool_calls",
-        # vLLM's: the id of a job is always made here.
+        # vLLM's: the id of a job is always made here, and no thoughts are set apart.
         "request_id",
+        "include_reasoning",
     }
 )
 
@@ -66,6 +67,11 @@ REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     "logits_processors": _ANY,
     "adapter": _ANY,
     "prefix": _ANY,
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    "kv_transfer_params": _ANY,
+    "vllm_xargs": ({},),
+    "thinking_token_budget": _ANY,
 }
 
 

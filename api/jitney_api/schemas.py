@@ -110,6 +110,12 @@ def _as_ever(value: bool) -> bool:
     return value
 
 
+def _refuse_other_words(value: Any) -> None:
+    """What the assistant said otherwise than in `content`, and would be left out in silence."""
+    if value is not None:
+        raise ValueError("is not supported: put what was said into content")
+
+
 class Message(Open):
     """One message of a chat. `developer` is today's name of `system`, and becomes it.
 
@@ -123,6 +129,8 @@ class Message(Open):
     name: str | None = None
     tool_calls: Annotated[None, BeforeValidator(_refuse_tools)] = None
     function_call: Annotated[None, BeforeValidator(_refuse_tools)] = None
+    audio: Annotated[None, BeforeValidator(_refuse_other_words)] = None
+    refusal: Annotated[None, BeforeValidator(_refuse_other_words)] = None
 
     @model_validator(mode="after")
     def _says_something(self) -> Message:

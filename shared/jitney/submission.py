@@ -98,12 +98,12 @@ def check_prompt(card: QueueCard, spec: JobSpec, num_prompt_tokens: int, *, limi
     context does. Raises PromptTooLong; the worker checks the prompt again.
     """
     most = card.max_model_len
-    field = "prompt" if spec.messages is None else "messages"
+    field, what = ("prompt", "the prompt") if spec.messages is None else ("messages", "the chat")
     if num_prompt_tokens >= most:
-        raise PromptTooLong(num_prompt_tokens, most - 1, what=f"the {field}", param=field)
+        raise PromptTooLong(num_prompt_tokens, most - 1, what=what, param=field)
     num_wanted = num_prompt_tokens + (spec.sampling.max_tokens or 0)
     if limit is not None and num_wanted > most:
-        what = f"the {field} of {num_prompt_tokens} tokens with {limit}={spec.sampling.max_tokens}"
+        what = f"{what} of {num_prompt_tokens} tokens with {limit}={spec.sampling.max_tokens}"
         raise PromptTooLong(num_wanted, most, what=what, param=limit)
 
 

@@ -96,7 +96,7 @@ class Tokenizer:
         return _not_empty(self._encode(text, add_special_tokens=add_special_tokens), "messages")
 
     def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """In a batch of one: `encode` itself keeps the interpreter's lock until it is done, and all other threads wait."""
+        """In a batch of one: `encode` keeps the interpreter's lock until it is done, and all other threads wait."""
         [encoding] = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
