@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from jitney.errors import JitneyError
-from jitney_api import routes_health, routes_jobs, routes_openai
+from jitney_api import routes_health, routes_jobs, routes_openai, routes_tokens
 from jitney_api.documents import openapi_of
 from jitney_api.edge import RequestEdge
 from jitney_api.failures import on_bug, on_client_gone, on_http_error, on_jitney_error, on_wrong_query
@@ -50,6 +50,7 @@ def create_app(settings: ApiSettings | None = None) -> FastAPI:
     )
     app.include_router(routes_openai.router)
     app.include_router(routes_jobs.router)
+    app.include_router(routes_tokens.router)
     app.include_router(routes_health.router)
     app.add_middleware(RequestEdge, settings=settings)
     app.add_exception_handler(JitneyError, on_jitney_error)

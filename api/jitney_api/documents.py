@@ -9,7 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import models_json_schema
 
-from jitney_api.schemas import ChatRequest, CompletionRequest, JobRequest
+from jitney_api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, JobRequest, TokenizeRequest
 
 _REF: Final = "#/components/schemas/{model}"
 
@@ -58,12 +58,15 @@ def _ref(schema: type[BaseModel]) -> dict[str, str]:
     return {"$ref": _REF.format(model=schema.__name__)}
 
 
+_SCHEMAS: Final = (ChatRequest, CompletionRequest, JobRequest, TokenizeRequest, DetokenizeRequest, ErrorBody)
+
+
 def openapi_of(app: FastAPI) -> dict[str, Any]:
     """The document, made once: FastAPI's own, with the schemas of bodies and errors added."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         _, schemas = models_json_schema(
-            [(schema, "validation") for schema in (ChatRequest, CompletionRequest, JobRequest, ErrorBody)],
+            [(schema, "validation") for schema in _SCHEMAS],
             ref_template=_REF,
         )
         known = document.setdefault("components", {}).setdefault("schemas", {})

@@ -7,6 +7,7 @@ hint or a label for somebody else's service is accepted and ignored. A field nob
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, Final
 
 from jitney.errors import InvalidJob
@@ -23,8 +24,9 @@ IGNORED: Final = frozenset(
         "prediction",
         # Means something only beside `tools`, which is refused itself.
         "parallel_tool_calls",
-        # vLLM's: the id of a job is always made here.
+        # vLLM's: the id of a job is always made here, and no thoughts are set apart.
         "request_id",
+        "include_reasoning",
     }
 )
 
@@ -65,13 +67,21 @@ REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     "logits_processors": _ANY,
     "adapter": _ANY,
     "prefix": _ANY,
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    "kv_transfer_params": _ANY,
+    "vllm_xargs": ({},),
+    "thinking_token_budget": _ANY,
 }
 
 
-def refuse_unsupported(body: dict[str, Any]) -> None:
-    """InvalidJob for the first field that would need what is not there. `null` members are already gone."""
+def refuse_unsupported(body: dict[str, Any], *, except_for: Container[str] = ()) -> None:
+    """InvalidJob for the first field that would need what is not there. `null` members are already gone.
+
+    except_for: fields that this endpoint knows how to honour.
+    """
     for name, value in body.items():
-        neutral = REFUSED.get(name)
+        neutral = None if name in except_for else REFUSED.get(name)
         if neutral is not None and not any(_same(value, allowed) for allowed in neutral):
             only = f"; only {neutral[0]!r} is" if neutral else ""
             raise InvalidJob(f"{name} is not supported yet{only}", param=name, code="unsupported_parameter")

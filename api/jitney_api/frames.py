@@ -1,19 +1,20 @@
 """Events as server-sent frames: bytes built once per stream, with only the text put in between.
 
-An event's frames depend on nothing but the event (text completions with logprobs: and those before it), so
-a replay says what the live stream said. The `id` line stands in the *last* frame of an event: a reader
-cut off in the middle of one gets all of it again. Frames that close a stream carry none, except in the
-job's own format: whoever comes back then is told once more how it ended.
+An event's frames depend on nothing but the event (text completions with logprobs, and streams with usage in every
+chunk: and those before it), so a replay says what the live stream said. The `id` line stands in the *last* frame of
+an event: a reader cut off in the middle of one gets all of it again. Frames that close a stream carry none, except in
+the job's own format: whoever comes back then is told once more how it ended.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 import orjson
 
-from jitney.errors import JitneyError, JobEnded
+from jitney.errors import InvalidJob, JitneyError, JobEnded
 from jitney.follower import Message
 from jitney.messages import Event
 from jitney_api.answers import Heading, chat_logprobs, completion_logprobs, prompt_logprobs, usage_shape
@@ -40,6 +41,26 @@ def error_frame(error: JitneyError) -> bytes:
     return b"data: " + error_body(wire_of(error)) + b"\n\n"
 
 
+@dataclass(frozen=True, slots=True)
+class UsageTerms:
+    """Which chunks tell the usage: none, one more at the end, or besides every one.
+
+    Named as in `stream_options`; `where` these stand, for the error.
+    """
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    where: str = ""
+
+    def __post_init__(self) -> None:
+        if self.continuous_usage_stats and not self.include_usage:
+            name = f"{self.where}continuous_usage_stats"
+            raise InvalidJob(f"{name} needs {self.where}include_usage=true beside it", param=name)
+
+
+NO_USAGE: Final = UsageTerms()
+
+
 class JobFrames:
     """The events as they are."""
 
@@ -56,21 +77,34 @@ class _OpenAIFrames(ABC):
     prefix: str
     kind: str
 
-    def __init__(self, heading: Heading, *, include_usage: bool = False) -> None:
+    def __init__(self, heading: Heading, usage: UsageTerms) -> None:
         self._job_id = heading.job_id
-        self._include_usage = include_usage
+        self._usage = usage
+        self._so_far = {"prompt_tokens": 0, "completion_tokens": 0, "cached_tokens": 0}
         start = orjson.dumps(heading.fields(self.prefix, self.kind))[:-1]
         self._head = b"data: " + start + b',"choices":['
-        self._close = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._close = b',"usage":null}\n\n' if usage.include_usage else b"}\n\n"
         self._tail = b"]" + self._close
+        self.needs_past = self.needs_past or usage.continuous_usage_stats
 
     def of(self, message: Message) -> bytes:
         event = message.event
+        if self._usage.continuous_usage_stats:
+            self._count(event)
         if event.type == "tokens":
             return self._spoken(event)
         if event.prompt_logprobs is not None:
             return b"id: %d\n%b" % (event.seq, self._prompt(orjson.dumps(prompt_logprobs(event.prompt_logprobs))))
         return self._ending(event) if event.is_terminal else b""
+
+    def _count(self, event: Event) -> None:
+        """Let what closes a chunk say the usage up to this event."""
+        told = self._so_far
+        if event.type == "started" and event.prompt_tokens is not None:
+            told |= {"prompt_tokens": event.prompt_tokens, "cached_tokens": event.cached_tokens or 0}
+        told["completion_tokens"] += len(event.token_ids)
+        self._close = b',"usage":' + orjson.dumps(usage_shape(told)) + b"}\n\n"
+        self._tail = b"]" + self._close
 
     @abstractmethod
     def _spoken(self, event: Event) -> bytes: ...
@@ -85,7 +119,7 @@ class _OpenAIFrames(ABC):
             refuse_if_failed(event, self._job_id)
         except JobEnded as error:
             return error_frame(error)
-        if not self._include_usage:
+        if not self._usage.include_usage:
             return DONE
         return self._head + b'],"usage":' + orjson.dumps(usage_shape(event.usage)) + b"}\n\n" + DONE
 
@@ -124,8 +158,8 @@ class CompletionFrames(_OpenAIFrames):
     prefix, kind = "cmpl", "text_completion"
     needs_past = True
 
-    def __init__(self, heading: Heading, *, include_usage: bool = False) -> None:
-        super().__init__(heading, include_usage=include_usage)
+    def __init__(self, heading: Heading, usage: UsageTerms) -> None:
+        super().__init__(heading, usage)
         self._offsets: dict[int, int] = {}
 
     def _spoken(self, event: Event) -> bytes:
@@ -154,9 +188,9 @@ class CompletionFrames(_OpenAIFrames):
         return orjson.dumps(completion_logprobs(event.logprobs, offset))
 
 
-def frames_for(stream_format: StreamFormat, heading: Heading, *, include_usage: bool = False) -> Frames:
+def frames_for(stream_format: StreamFormat, heading: Heading, usage: UsageTerms = NO_USAGE) -> Frames:
     """The frames of a format."""
     if stream_format == "job":
         return JobFrames()
     kind = ChatFrames if stream_format == "chat.completion.chunk" else CompletionFrames
-    return kind(heading, include_usage=include_usage)
+    return kind(heading, usage)

@@ -18,7 +18,7 @@ from jitney_api.documents import documented, errors
 from jitney_api.edge import read_object
 from jitney_api.failures import JOB_ID_HEADER, wire_of
 from jitney_api.fields import refuse_unsupported
-from jitney_api.frames import StreamFormat, frames_for
+from jitney_api.frames import StreamFormat, UsageTerms, frames_for
 from jitney_api.schemas import JobRequest, parse
 from jitney_api.service import Service, answering, service_of
 from jitney_api.sse import EventStream, StreamTerms
@@ -37,9 +37,7 @@ async def create_job(request: Request) -> Response:
     body = await read_object(request, service.settings)
     refuse_unsupported(body)
     asked = parse(JobRequest, body)
-    job = await service.client.enqueue_spec(
-        detached_job(asked), queue=asked.model, idempotency_key=asked.idempotency_key
-    )
+    job = await service.enqueue(asked, detached_job(asked))
     return JSONResponse(_links(job.id), 202, {JOB_ID_HEADER: job.id, "location": f"/v1/jobs/{job.id}"})
 
 
@@ -66,20 +64,23 @@ async def job_events(
     stream_format: Annotated[StreamFormat, Query(alias="format")] = "job",
     starting_after: Annotated[int, Query(ge=0, description="the last seq already seen")] = 0,
     include_usage: Annotated[bool, Query(description="as in stream_options")] = False,
+    continuous_usage_stats: Annotated[bool, Query(description="as in stream_options")] = False,
 ) -> Response:
     """The job's events from a cursor on, past ones and then live ones, as server-sent events.
 
-    `Last-Event-ID`, which browsers send when they reconnect, wins over `starting_after`. Watching never
-    cancels. 204 when the job has ended and all of it was seen: it tells a browser to stop reconnecting. 410 when the
-    log does not reach the cursor: Redis lost a part of it, and what was seen is no beginning of what is there now.
+    `Last-Event-ID`, which a browser sends when it reconnects to the URL it began with, goes before `starting_after`;
+    one that lies before it is refused, for such a reader contradicts itself. Watching never cancels. 204 when the job
+    has ended and all of it was seen: it tells a browser to stop reconnecting. 410 when the log does not reach the
+    cursor: Redis lost a part of it, and what was seen is no beginning of what is there now.
     """
     service = service_of(request)
-    cursor = _last_event_id(request, starting_after)
+    cursor = _cursor(request, starting_after)
+    usage = UsageTerms(include_usage, continuous_usage_stats)
     status = await _status(service, job_id)
     if status.state == "done" and cursor == status.seq:
         return Response(status_code=204, headers={JOB_ID_HEADER: status.id})
     heading = await service.heading(status.id)
-    frames = frames_for(stream_format, heading, include_usage=include_usage)
+    frames = frames_for(stream_format, heading, usage)
     if cursor > status.seq and (status.state != "running" or frames.needs_past):
         raise StreamLost(f"the log of job {status.id} ends at event {status.seq}; event {cursor} was of another one")
     # What is in the log already goes out in the first write; when there is nothing new the headers need not wait.
@@ -106,13 +107,19 @@ def _known_shape(job_id: str) -> JobId:
     return JobId(job_id)
 
 
-def _last_event_id(request: Request, starting_after: int) -> int:
+def _cursor(request: Request, starting_after: int) -> int:
+    """Raises InvalidJob for a header that is no seq, or that has seen less than the URL says."""
     header = request.headers.get("last-event-id", "")
     if not header:
         return starting_after
     if not (header.isascii() and header.isdecimal() and len(header) <= 18):
         raise InvalidJob(f"Last-Event-ID {header[:64]!r} is not a seq: a whole number from 0", param="Last-Event-ID")
-    return int(header)
+    seen = int(header)
+    if seen < starting_after:
+        raise InvalidJob(
+            f"Last-Event-ID {seen} lies before starting_after={starting_after}: send one of them", param="Last-Event-ID"
+        )
+    return seen
 
 
 def _standing(status: JobStatus) -> dict[str, Any]:

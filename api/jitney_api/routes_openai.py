@@ -16,8 +16,8 @@ from jitney_api.documents import documented
 from jitney_api.edge import read_object
 from jitney_api.failures import refuse_if_failed
 from jitney_api.fields import refuse_unsupported
-from jitney_api.frames import StreamFormat, frames_for
-from jitney_api.schemas import ChatRequest, CompletionRequest, check_stream_options, parse
+from jitney_api.frames import NO_USAGE, StreamFormat, UsageTerms, frames_for
+from jitney_api.schemas import ChatRequest, CompletionRequest, StreamOptions, check_stream_options, parse
 from jitney_api.service import service_of
 from jitney_api.sse import EventStream, StreamTerms
 from jitney_api.translate import chat_job, completion_job
@@ -85,7 +85,8 @@ async def _answer(
 ) -> Response:
     """Enqueue, and answer as asked. Nothing is written before everything that can be checked here was checked."""
     service = service_of(request)
-    job = await service.client.enqueue_spec(spec, queue=asked.model, idempotency_key=asked.idempotency_key)
+    usage = _usage_terms(asked.stream_options)
+    job = await service.enqueue(asked, spec)
     heading = await service.heading(job.id)
 
     async def on_gone() -> None:
@@ -95,6 +96,11 @@ async def _answer(
     if not asked.stream:
         return WholeAnswer(service.client.reader, heading, whole, on_gone=on_gone)
     terms = StreamTerms(hold_s=service.settings.headers_hold_s, on_first=refuse_if_failed, on_gone=on_gone)
-    include_usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
-    frames = frames_for(stream_format, heading, include_usage=include_usage)
+    frames = frames_for(stream_format, heading, usage)
     return EventStream(service.client.reader, job.id, frames, service.settings, terms)
+
+
+def _usage_terms(options: StreamOptions | None) -> UsageTerms:
+    if options is None:
+        return NO_USAGE
+    return UsageTerms(bool(options.include_usage), bool(options.continuous_usage_stats), where="stream_options.")

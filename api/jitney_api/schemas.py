@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -85,14 +86,34 @@ def _plain_content(value: Any) -> Any:
         raise ValueError("must be a string or a list of text parts")
     for number, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(f"part {number} is not {{type: 'text', text: '...'}}; other kinds are not supported yet")
+        if kind != "text":
+            raise ValueError(f"part {number} has type {kind!r:.40}; only parts of type 'text' are supported")
+        if not isinstance(part.get("text"), str):
+            raise ValueError(f"part {number} is not {{type: 'text', text: '...'}}")
     return "".join(part["text"] for part in value)
 
 
 def _refuse_tools(value: Any) -> None:
     if value:
         raise ValueError("tool calls are not supported yet")
+
+
+def _not_twice(value: bool) -> bool:
+    if value:
+        raise ValueError("true is not supported: a chat template writes the special tokens that its model wants")
+    return value
+
+
+def _as_ever(value: bool) -> bool:
+    if not value:
+        raise ValueError("false is not supported: send token ids, as /tokenize gives them")
+    return value
+
+
+def _refuse_other_words(value: Any) -> None:
+    """What the assistant said otherwise than in `content`, and would be left out in silence."""
+    if value is not None:
+        raise ValueError("is not supported: put what was said into content")
 
 
 class Message(Open):
@@ -108,6 +129,8 @@ class Message(Open):
     name: str | None = None
     tool_calls: Annotated[None, BeforeValidator(_refuse_tools)] = None
     function_call: Annotated[None, BeforeValidator(_refuse_tools)] = None
+    audio: Annotated[None, BeforeValidator(_refuse_other_words)] = None
+    refusal: Annotated[None, BeforeValidator(_refuse_other_words)] = None
 
     @model_validator(mode="after")
     def _says_something(self) -> Message:
@@ -123,9 +146,13 @@ class Message(Open):
 
 
 class StreamOptions(Open):
-    """include_usage: one more chunk with the usage before `[DONE]`."""
+    """include_usage: one more chunk with the usage before `[DONE]`.
+
+    continuous_usage_stats: vLLM's; then every chunk has the usage so far, of all choices together.
+    """
 
     include_usage: Bool | None = None
+    continuous_usage_stats: Bool | None = None
 
 
 class Sampled(Open):
@@ -154,6 +181,11 @@ class Sampled(Open):
     echo: Bool | None = None
     truncate_prompt_tokens: Int | None = None
 
+    @property
+    def limit_name(self) -> str | None:
+        """The field that limits the answer; None if nobody gave one."""
+        return None if self.max_tokens is None else "max_tokens"
+
 
 class Queued(Open):
     """How the job waits, ends and is kept: `jitney.messages.JobSpec`. The tenant never comes from the body."""
@@ -180,6 +212,7 @@ class CompletionRequest(Sampled, Queued):
     stream: Bool = False
     stream_options: StreamOptions | None = None
     logprobs: Int | None = None
+    add_special_tokens: Annotated[Bool | None, AfterValidator(_as_ever)] = None
 
 
 class ChatRequest(Sampled, Queued):
@@ -192,6 +225,11 @@ class ChatRequest(Sampled, Queued):
     max_completion_tokens: Int | None = None
     logprobs: Bool | None = None
     top_logprobs: Int | None = None
+    add_special_tokens: Annotated[Bool | None, AfterValidator(_not_twice)] = None
+
+    @property
+    def limit_name(self) -> str | None:
+        return super().limit_name if self.max_completion_tokens is None else "max_completion_tokens"
 
 
 class JobRequest(Sampled, Queued):
@@ -204,6 +242,34 @@ class JobRequest(Sampled, Queued):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     logprobs: Int | None = None
     traceparent: str | None = Field(None, max_length=64)
+
+
+class TokenizeRequest(Open):
+    """`POST /tokenize`: exactly one of `prompt` and `messages`. Without `model` the only queue there is.
+
+    add_special_tokens: what the tokenizer adds by itself, a BOS for one; unless given true for a prompt, false for a
+    chat, whose template writes it. return_token_strs: the tokens as they stand in the vocabulary.
+    """
+
+    model: Model | None = None
+    prompt: Annotated[str | None, Strict()] = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    add_special_tokens: Bool | None = None
+    add_generation_prompt: Bool | None = None
+    return_token_strs: Bool | None = None
+
+    @model_validator(mode="after")
+    def _one_input(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidJob("give exactly one of prompt and messages", param="prompt")
+        return self
+
+
+class DetokenizeRequest(Open):
+    """`POST /detokenize`. Without `model` the only queue there is."""
+
+    model: Model | None = None
+    tokens: list[Int]
 
 
 Asked = TypeVar("Asked", bound=Open)

@@ -10,13 +10,18 @@ from typing import cast
 from redis.exceptions import RedisError
 from starlette.requests import Request
 
-from jitney import AsyncClient
+from jitney import AsyncClient, AsyncJob
 from jitney.cards import QueueCard, list_aliases, list_cards
 from jitney.errors import JitneyError, QueueUnavailable
 from jitney.keys import JobId, Keys, queue_of
 from jitney.logs import logger
+from jitney.messages import JobSpec
+from jitney.submission import check_against
 from jitney_api.answers import Heading
+from jitney_api.prompts import count_prompt
+from jitney_api.schemas import ChatRequest, CompletionRequest, JobRequest
 from jitney_api.settings import ApiSettings
+from jitney_api.tokenizers import Tokenizers
 
 _log = logger()
 
@@ -37,6 +42,9 @@ class Service:
         self.settings = settings
         url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
         self.client = AsyncClient(url, limits=settings.limits, name="jitney-api")
+        self.tokenizers = Tokenizers(
+            self.client.redis, max_loaded=settings.max_tokenizers, num_threads=settings.num_tokenizer_threads
+        )
         self._graces: set[asyncio.Task[None]] = set()
 
     async def aclose(self) -> None:
@@ -44,7 +52,20 @@ class Service:
         for grace in self._graces:
             grace.cancel()
         await asyncio.gather(*self._graces, return_exceptions=True)
+        await self.tokenizers.aclose()
         await self.client.aclose()
+
+    async def enqueue(self, asked: ChatRequest | CompletionRequest | JobRequest, spec: JobSpec) -> AsyncJob:
+        """Enqueue the job of a request, after everything that can be checked here was checked.
+
+        Raises InvalidJob and its kin, IdempotencyConflict, Overloaded, QueueUnavailable.
+        """
+        _, card = await self.client.card(asked.model)
+        check_against(card, spec)
+        num_prompt_tokens = await count_prompt(self.tokenizers, card, spec, limit=asked.limit_name)
+        return await self.client.enqueue_spec(
+            spec, queue=asked.model, idempotency_key=asked.idempotency_key, num_prompt_tokens=num_prompt_tokens
+        )
 
     async def cards(self) -> dict[str, QueueCard]:
         """Every queue's card by the queue's name, then by each alias. Raises QueueUnavailable."""

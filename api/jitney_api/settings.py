@@ -28,7 +28,8 @@ class ApiSettings(BaseSettings):
     body_timeout_s: a body must have arrived within it. disconnect_grace_s: how long a job whose reader went
     away waits for somebody to come back before it is cancelled. drain_timeout_s: how
     long open streams may go on after SIGTERM. max_waiting_jobs, max_waiting_tokens, max_later_jobs: bounds of
-    each queue, beyond which a request is told to come back later (429); 0 = no bound.
+    each queue, beyond which a request is told to come back later (429); 0 = no bound. num_tokenizer_threads: for
+    counting prompts. max_tokenizers: kept in memory, some 60 MB each.
     """
 
     model_config = SettingsConfigDict(
@@ -50,6 +51,8 @@ class ApiSettings(BaseSettings):
     max_waiting_jobs: int = Field(_LIMITS.max_waiting_jobs, ge=0)
     max_waiting_tokens: int = Field(_LIMITS.max_waiting_tokens, ge=0)
     max_later_jobs: int = Field(_LIMITS.max_later_jobs, ge=0)
+    num_tokenizer_threads: int = Field(2, ge=1, le=64)
+    max_tokenizers: int = Field(4, ge=1, le=1_000)
 
     @property
     def limits(self) -> Limits:

@@ -220,8 +220,8 @@ def text(outcomes: Sequence[Outcome], ground: Ground, asked: argparse.Namespace,
         page.paragraph(
             f"*Jitney is*: the median, over rounds, of the rate of *{CONTENDERS[asked.ours].about}* over that of the",
             "engine, in the same round. *First tokens alike*: of the first four jobs, how many of the first 32 greedy",
-            "tokens are the same before one differs. Products added up in another order give another token where two are",
-            "almost equally likely.",
+            "tokens are the same before one differs. Products added up in another order give another token where two",
+            "are almost equally likely.",
         )
     )
     return "\n\n".join(parts)

@@ -136,13 +136,27 @@ class AsyncClient:
         )
 
     async def enqueue_spec(
-        self, spec: JobSpec, *, queue: str | None = None, idempotency_key: str | None = None
+        self,
+        spec: JobSpec,
+        *,
+        queue: str | None = None,
+        idempotency_key: str | None = None,
+        num_prompt_tokens: int | None = None,
     ) -> AsyncJob:
-        """Enqueue a job that is already validated. `queue`: a queue, alias or model other than the client's own."""
+        """Enqueue a job that is already validated. `queue`: a queue, alias or model other than the client's own.
+
+        num_prompt_tokens: for the queue's bounds, if somebody has counted them; otherwise they are estimated.
+        """
         check_idempotency_key(idempotency_key)
         name, card = await self.card(queue)
         check_against(card, spec)
-        entry = entry_for(spec, job_id=new_job_id(name), card=card, idempotency_key=idempotency_key)
+        entry = entry_for(
+            spec,
+            job_id=new_job_id(name),
+            card=card,
+            idempotency_key=idempotency_key,
+            num_prompt_tokens=num_prompt_tokens,
+        )
         async with answering():
             enqueued = await self._enqueue(self.queue(name), entry)
         return AsyncJob(self, enqueued.id)

@@ -56,7 +56,8 @@ class PromptTooLong(InvalidJob):
     """The prompt, or the prompt and its answer, can never fit: not now, not later."""
 
     def __init__(self, num_tokens: int, max_tokens: int, *, what: str, param: str = "prompt") -> None:
-        cure = "shorten the prompt or lower max_tokens" if param == "max_tokens" else "shorten it"
+        is_limit = param in ("max_tokens", "max_completion_tokens")
+        cure = f"shorten the prompt or lower {param}" if is_limit else "shorten it"
         super().__init__(
             f"{what} is {num_tokens} tokens, but at most {max_tokens} fit: {cure}",
             param=param,

@@ -202,6 +202,16 @@ class SamplingParams(BaseModel):
         """True if the most probable token is always taken."""
         return self.temperature == 0.0
 
+    def num_kept(self, num_prompt_tokens: int, *, max_sequence_len: int) -> int:
+        """How many of the prompt's tokens, from its end, `truncate_prompt_tokens` leaves.
+
+        max_sequence_len: prompt and answer together; of it -1 leaves `max_tokens` for the answer, or one token.
+        """
+        keep = self.truncate_prompt_tokens
+        if keep == -1:
+            keep = max(1, max_sequence_len - (self.max_tokens or 1))
+        return num_prompt_tokens if keep is None else min(keep, num_prompt_tokens)
+
 
 _PHRASES = {
     "tuple_type": "must be a list",

@@ -91,6 +91,22 @@ def check_against(card: QueueCard, spec: JobSpec) -> None:
         raise PromptTooLong(len(prompt_ids), card.max_model_len, what="the prompt")
 
 
+def check_prompt(card: QueueCard, spec: JobSpec, num_prompt_tokens: int, *, limit: str | None) -> None:
+    """What only the prompt's length can tell. num_prompt_tokens: what is left of it after truncation.
+
+    limit: the name under which the caller gave `max_tokens`; None when they left it to us, and it ends where the
+    context does. Raises PromptTooLong; the worker checks the prompt again.
+    """
+    most = card.max_model_len
+    field, what = ("prompt", "the prompt") if spec.messages is None else ("messages", "the chat")
+    if num_prompt_tokens >= most:
+        raise PromptTooLong(num_prompt_tokens, most - 1, what=what, param=field)
+    num_wanted = num_prompt_tokens + (spec.sampling.max_tokens or 0)
+    if limit is not None and num_wanted > most:
+        what = f"{what} of {num_prompt_tokens} tokens with {limit}={spec.sampling.max_tokens}"
+        raise PromptTooLong(num_wanted, most, what=what, param=limit)
+
+
 def digest_of(spec: JobSpec) -> str:
     """What makes two submissions the same: everything asked for, before the seed is drawn.
 
@@ -111,14 +127,24 @@ def check_idempotency_key(key: str | None) -> str | None:
     return key
 
 
-def entry_for(spec: JobSpec, *, job_id: JobId, card: QueueCard, idempotency_key: str | None) -> Entry:
-    """What the script `enqueue` takes. The body carries a seed, drawn here when none was given."""
+def entry_for(
+    spec: JobSpec,
+    *,
+    job_id: JobId,
+    card: QueueCard,
+    idempotency_key: str | None,
+    num_prompt_tokens: int | None = None,
+) -> Entry:
+    """What the script `enqueue` takes. The body carries a seed, drawn here when none was given.
+
+    num_prompt_tokens: as the queue's own tokenizer counts them; None: estimated from the size.
+    """
     return entry_of(
         spec,
         job_id=job_id,
         body=spec.seeded().encode(),
         digest=digest_of(spec),
-        num_prompt_tokens=spec.estimate(card.bytes_per_token),
+        num_prompt_tokens=spec.estimate(card.bytes_per_token) if num_prompt_tokens is None else num_prompt_tokens,
         idempotency_key=check_idempotency_key(idempotency_key),
     )
 

@@ -134,6 +134,16 @@ async def test_the_header_of_a_reconnecting_browser_wins_over_the_query(api, wor
     path = f"/v1/jobs/{job_id}/events?starting_after=1"
     assert [frame.id for frame in await frames_of(await api.get(path))] == ["2", "3", "4", "5"]
     assert [frame.id for frame in await frames_of(await api.get(path, last_event_id="4"))] == ["5"]
+    assert [frame.id for frame in await frames_of(await api.get(path, last_event_id="1"))] == ["2", "3", "4", "5"]
+
+
+async def test_a_reader_that_has_seen_less_than_its_own_url_says_is_refused(api, worker):
+    job_id = await api.create_job()
+    await worker.serve("a", "b")
+    answer = await api.get(f"/v1/jobs/{job_id}/events?starting_after=3", last_event_id="2")
+    error = (await answer.json())["error"]
+    assert (answer.status, error["param"]) == (400, "Last-Event-ID")
+    assert error["message"] == "Last-Event-ID 2 lies before starting_after=3: send one of them"
 
 
 async def test_a_browser_that_has_heard_everything_is_told_to_stop(api, worker):

@@ -286,11 +286,12 @@ async def test_a_prompt_that_leaves_no_room_is_refused_with_both_numbers_and_non
             assert (answer.status, error["code"]) == (400, "context_length_exceeded")
             assert str(length) in error["message"]
             assert str(MAX_MODEL_LEN) in error["message"] or str(MAX_MODEL_LEN - 1) in error["message"]
-        for length, options, num_tokens in (
-            (MAX_MODEL_LEN - 1, {}, 1),
-            (MAX_MODEL_LEN - 6, {"max_tokens": 100}, 6),
-        ):
-            answer = await api.complete([5] * length, ignore_eos=True, **options)
+        answer = await api.complete([5] * (MAX_MODEL_LEN - 6), max_tokens=100, stream=stream)
+        error = strict(await answer.body())["error"]
+        assert (answer.status, error["code"], error["param"]) == (400, "context_length_exceeded", "max_tokens")
+        assert f"{MAX_MODEL_LEN + 94} tokens, but at most {MAX_MODEL_LEN} fit" in error["message"]
+        for length, num_tokens in ((MAX_MODEL_LEN - 1, 1), (MAX_MODEL_LEN - 6, 6)):
+            answer = await api.complete([5] * length, ignore_eos=True)
             body = strict(await answer.body())
             assert (answer.status, body["choices"][0]["finish_reason"]) == (200, "length")
             usage = body["usage"]

@@ -11,6 +11,7 @@ HEAVY = (
     "torch",
     "transformers",
     "tokenizers",
+    "jinja2",
     "safetensors",
     "numpy",
     "fastapi",

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoTokenizer
 
 from jitney.errors import InvalidJob, ModelError
-from jitney_worker.text import template as template_module
+from jitney.text import template as template_module
 from jitney_worker.text.tokenizer import Tokenizer
 
 Build = Callable[[str], Path]

@@ -19,7 +19,8 @@ from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from jitney.errors import InvalidJob, ModelError
-from jitney_worker.text.tokenizer import SAMPLE, Tokenizer
+from jitney.text.tokenizer import SAMPLE
+from jitney_worker.text.tokenizer import Tokenizer
 
 Build = Callable[[str], Path]
 Load = Callable[[str], Tokenizer]

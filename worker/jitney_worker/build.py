@@ -7,7 +7,7 @@ import socket
 import uuid
 from dataclasses import replace
 
-from jitney.cards import QueueCard, write_card
+from jitney.cards import QueueCard
 from jitney.connection import Redis
 from jitney.errors import SettingsError
 from jitney.topology import refuse_several_nodes
@@ -18,6 +18,7 @@ from jitney_worker.model.choice import served_config
 from jitney_worker.model.fingerprint import fingerprint
 from jitney_worker.model.resolve import resolve
 from jitney_worker.model.runner import TorchRunner, load_runner
+from jitney_worker.runtime.registration import register_queue
 from jitney_worker.runtime.worker import Crew
 from jitney_worker.settings import WorkerSettings
 from jitney_worker.text.tokenizer import Tokenizer
@@ -70,11 +71,11 @@ def build_crew(settings: WorkerSettings) -> Crew:
     )
 
 
-def card_without_weights(settings: WorkerSettings) -> QueueCard:
-    """The same card, for a queue that has no worker yet: everything but the fingerprint of a loaded model."""
+async def register_without_weights(redis: Redis, settings: WorkerSettings) -> None:
+    """The same for a queue that has no worker yet: everything but the fingerprint of a loaded model."""
     directory = resolve(settings.model, offline=settings.offline)
     tokenizer, config = Tokenizer.load(directory), served_config(directory)
-    return QueueCard(
+    card = QueueCard(
         model=settings.model_name,
         max_model_len=settings.engine.max_model_len or config.max_model_len,
         vocab_size=config.vocab_size,
@@ -83,16 +84,17 @@ def card_without_weights(settings: WorkerSettings) -> QueueCard:
         tokenizer_digest=tokenizer.digest,
         created=int(unix_now()),
     )
+    await register_queue(redis, settings.queue_name, card, tokenizer)
 
 
 async def register(redis: Redis, crew: Crew) -> Crew:
-    """Write the queue's card; the crew as it must serve that queue.
+    """Write the queue's card and publish its tokenizer; the crew as it must serve that queue.
 
     The context is a property of the queue: a longer one here is not used. Raises SettingsError for a
     shorter one, because jobs that were accepted would be refused, and for a cluster of several nodes.
     """
     await refuse_several_nodes(redis)
-    card = await write_card(redis, crew.queue, crew.card())
+    card = await register_queue(redis, crew.queue, crew.card(), crew.tokenizer)
     if card.max_model_len > crew.limits.max_model_len:
         raise SettingsError(
             f"queue {crew.queue} accepts jobs of {card.max_model_len} tokens, but this worker's context is "

@@ -8,17 +8,21 @@ from collections.abc import Callable
 
 import redis.exceptions
 
-from jitney.cards import QueueCard, write_card
+from jitney.cards import QueueCard
 from jitney.logs import logger
 from jitney.queue import Queue
 from jitney.workers import list_workers, remove_worker, write_worker
 from jitney_worker.runtime.board import Board
+from jitney_worker.runtime.registration import Packs, register_queue
 from jitney_worker.runtime.roster import Roster
 from jitney_worker.settings import WorkerSettings
 
 
 class View:
-    """Writes the worker's hash. state: `ready`, `draining` or `stuck`, as of now. card: of the queue that is served."""
+    """Writes the worker's hash. state: `ready`, `draining` or `stuck`, as of now.
+
+    card: of the queue that is served. tokenizer: what the card's digest names.
+    """
 
     def __init__(
         self,
@@ -29,6 +33,7 @@ class View:
         *,
         state: Callable[[], str],
         card: Callable[[], QueueCard],
+        tokenizer: Packs,
     ) -> None:
         self._ttl_s = settings.lease.duration_s
         self._every_s = settings.worker.snapshot_every_s
@@ -37,6 +42,7 @@ class View:
         self._board = board
         self._state = state
         self._card = card
+        self._tokenizer = tokenizer
         self._epoch: str | None = None
         self._log = logger(part="view", queue=queue.name)
 
@@ -61,11 +67,11 @@ class View:
         await remove_worker(self._queue.redis, self._queue.name, self._roster.worker_id)
 
     async def _mind_epoch(self) -> None:
-        """Redis came back empty: the leases are gone, which renewing tells; the card must be written again."""
+        """Redis came back empty: the leases are gone, which renewing tells; what we published must be again."""
         epoch = await self._queue.epoch()
         if self._epoch not in (None, epoch):
             self._log.error("data_set_replaced")
-            await write_card(self._queue.redis, self._queue.name, self._card())
+            await register_queue(self._queue.redis, self._queue.name, self._card(), self._tokenizer)
         self._epoch = epoch
 
     async def _give_back_unseated(self) -> None:

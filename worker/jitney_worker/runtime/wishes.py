@@ -68,12 +68,8 @@ def truncated(token_ids: tuple[int, ...], sampling: SamplingParams, *, max_seque
 
     Cut once, by the first owner: the ids are stored, and every later owner takes those.
     """
-    keep = sampling.truncate_prompt_tokens
-    if keep is None:
-        return token_ids
-    if keep == -1:
-        keep = max(1, max_sequence_len - (sampling.max_tokens or 1))
-    return token_ids[-keep:]
+    num_kept = sampling.num_kept(len(token_ids), max_sequence_len=max_sequence_len)
+    return token_ids[len(token_ids) - num_kept :]
 
 
 def check_params(params: SequenceParams) -> None:

@@ -129,7 +129,15 @@ class Worker:
             queue = Queue(redis, self._crew.queue)
             watch = ServerWatch(redis, queue=self._crew.queue)
             await watch.admit(allow_evicting=self._settings.worker.allow_evicting_server)
-            view = View(self._settings, queue, self._roster, board, state=self._state, card=self._crew.card)
+            view = View(
+                self._settings,
+                queue,
+                self._roster,
+                board,
+                state=self._state,
+                card=self._crew.card,
+                tokenizer=self._crew.tokenizer,
+            )
             house = Housekeeping(queue, self._crew.fingerprint, watch, self._settings)
             with self._running_threads(board):
                 return await self._serve(board, view, house, claims, on_ready)

@@ -102,7 +102,7 @@ async def _up(given: dict[str, Any], *, offline: bool, num_workers: int, **where
     try:
         if await unless_stopped(stack.start(), stopping):
             if num_workers == 0:
-                await _write_card(settings, stack.redis_url)
+                await _register(settings, stack.redis_url)
             print(f"ready redis={stack.redis_url} api={stack.api_url} queue={queue}", file=sys.stderr, flush=True)
             is_found = stack_settings.redis_url is None and stack_settings.data_dir == default_data_dir()
             print(greeting(stack.api_url, queue, None if is_found else stack.redis_url), flush=True)
@@ -113,15 +113,14 @@ async def _up(given: dict[str, Any], *, offline: bool, num_workers: int, **where
     return 0
 
 
-async def _write_card(settings: WorkerSettings, redis_url: str) -> None:
+async def _register(settings: WorkerSettings, redis_url: str) -> None:
     """Without a worker nobody else says which model this queue serves."""
-    from jitney.cards import write_card
     from jitney.connection import connect
-    from jitney_worker.build import card_without_weights
+    from jitney_worker.build import register_without_weights
 
     redis = connect(redis_url, name="jitney-up")
     try:
-        await write_card(redis, settings.queue_name, card_without_weights(settings))
+        await register_without_weights(redis, settings)
     finally:
         await redis.aclose()
 

@@ -1,15 +1,15 @@
-"""What a model's directory says about text: tokenizer, chat template, end tokens, and a digest of it all."""
+"""Reading what a model's directory says about text: tokenizer, chat template, end tokens, and a digest of it all."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from jitney.errors import ModelError
+from jitney.text.files import TokenizerFiles, ids_of
 from jitney_worker.text.converted import converted, has_older_files
 
 TOKENIZER = "tokenizer.json"
@@ -20,70 +20,26 @@ TEMPLATE_JSON = "chat_template.json"
 _DIGESTED = (TOKENIZER, CONFIG, SPECIAL_TOKENS, TEMPLATE, TEMPLATE_JSON)
 
 
-@dataclass(frozen=True, slots=True)
-class AddedToken:
-    """A token that is cut out of the text before the vocabulary sees it. special: hidden from answers."""
-
-    id: int
-    content: str
-    special: bool
-    single_word: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerFiles:
-    """The files, read and checked.
-
-    spec: tokenizer.json, with the special tokens that only the configuration names; nobody changes it.
-    variables: what a chat template may name: bos_token, eos_token and their like.
-    end_ids: what the checkpoint says ends an answer (generation_config.json, else config.json).
-    """
-
-    spec: dict[str, Any]
-    added: tuple[AddedToken, ...]
-    variables: dict[str, str]
-    template: str | None
-    end_ids: frozenset[int]
-    digest: str
-
-    @classmethod
-    def read(cls, directory: Path) -> TokenizerFiles:
-        """Raises ModelError that names the file."""
-        content = _tokenizer_json(directory)
-        spec = _parsed(content, directory / TOKENIZER)
-        config = _object(directory / CONFIG) or {}
-        named = {**(_object(directory / SPECIAL_TOKENS) or {}), **config}
-        variables = {name: text for name, value in named.items() if (text := _token_text(name, value))}
-        try:
-            spec = _with_special(spec, {*variables.values(), *_further(named)})
-            added = tuple(map(_added_token, spec["added_tokens"]))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ModelError(f"{directory / TOKENIZER} cannot be used: it has no valid {error}") from None
-        return cls(
-            spec=spec,
-            added=added,
-            variables=variables,
-            template=_template(directory, config),
-            end_ids=_end_ids(directory),
-            digest=_digest(directory, content),
+def read_files(directory: Path) -> TokenizerFiles:
+    """Raises ModelError that names the file."""
+    content = _tokenizer_json(directory)
+    spec = _parsed(content, directory / TOKENIZER)
+    config = _object(directory / CONFIG) or {}
+    named = {**(_object(directory / SPECIAL_TOKENS) or {}), **config}
+    variables = {name: text for name, value in named.items() if (text := _token_text(name, value))}
+    template, end_ids = _template(directory, config), _end_ids(directory)
+    try:
+        spec = _with_special(spec, {*variables.values(), *_further(named)})
+        return TokenizerFiles.of(
+            spec, variables=variables, template=template, end_ids=end_ids, digest=_digest(directory, content)
         )
-
-    def tokens(self) -> list[str | None]:
-        """Id → token as it stands in the vocabulary. None for an id that nobody uses."""
-        by_id = {number: token for token, number in _ids(self.spec).items()}
-        by_id.update((token.id, token.content) for token in self.added)
-        return [by_id.get(number) for number in range(max(by_id, default=-1) + 1)]
-
-
-def _ids(spec: dict[str, Any]) -> dict[str, int]:
-    """Token → id, of the model alone."""
-    vocab: Any = spec["model"].get("vocab") or {}
-    return {entry[0]: number for number, entry in enumerate(vocab)} if isinstance(vocab, list) else vocab
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{directory / TOKENIZER} cannot be used: it has no valid {error}") from None
 
 
 def _with_special(spec: dict[str, Any], names: set[str]) -> dict[str, Any]:
     """tokenizer.json, with those of these tokens that are only in its vocabulary added as special ones."""
-    added, ids = spec["added_tokens"], _ids(spec)
+    added, ids = spec["added_tokens"], ids_of(spec)
     missing = sorted(name for name in names - {entry["content"] for entry in added} if name in ids)
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {**spec, "added_tokens": [*added, *({"id": ids[name], "content": name, **flags} for name in missing)]}
@@ -130,12 +86,6 @@ def _parsed(content: bytes, path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{path} is not a JSON object")
     return value
-
-
-def _added_token(entry: dict[str, Any]) -> AddedToken:
-    return AddedToken(
-        int(entry["id"]), str(entry["content"]), bool(entry.get("special")), bool(entry.get("single_word"))
-    )
 
 
 def _token_text(name: str, value: Any) -> str | None:

@@ -1,131 +1,34 @@
-"""Text → ids, with one `Tokenizer` for a model, used by any number of threads."""
+"""A model's tokenizer out of its checkpoint: the one of `jitney.text`, and where it is read from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
 
-import orjson
-from tokenizers import Tokenizer as FastTokenizer
-
-from jitney.errors import InvalidJob, ModelError, first_line
-from jitney_worker.text.chat import check_text
-from jitney_worker.text.control import ControlTokens
-from jitney_worker.text.files import TokenizerFiles
-from jitney_worker.text.pieces import Pieces
-from jitney_worker.text.template import ChatTemplate, literals
-
-SAMPLE: Final = """\
-The river had risen in the night, and by six o'clock the lower road was gone. "We'll have to go round by the
-bridge," said Anna, who had 24 parcels to deliver before noon; it was 7.5 km further and cost her an hour. Nobody
-in the village remembered so much water in spring. The baker lent her his van, because it stood higher than hers,
-and asked only that she bring back flour if the mill was open. It was not. She found the miller on his roof with a
-radio and two cats, perfectly calm, waiting for the boat that the town had promised him the evening before.
-
-Please summarise the following report in three sentences, and then list the open questions as bullet points:
-- Which parts of the system were affected, and since when?
-- What did the operators do first, and what would have helped them?
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
-
-{"id": 17, "name": "Anna", "tags": ["new", "urgent"], "done": false}
-Où est la gare ? Der Zug fährt um 9:45 Uhr. ¿Cuánto cuesta? Сколько это стоит? 駅はどこですか。 你好,世界
-"""
-"""Prose, code, JSON and other languages, for `bytes_per_token`."""
+from jitney.errors import ModelError
+from jitney.text import tokenizer
+from jitney.text.files import TokenizerFiles
+from jitney_worker.text.files import read_files
 
 
-class Tokenizer:
-    """A model's tokenizer and chat template. Nothing changes after `load`, so threads may share it.
+class Tokenizer(tokenizer.Tokenizer):
+    """As an API has it too, which gets its files from Redis."""
 
-    vocab_size: ids are below it. eos_token_ids: what ends an answer. bytes_per_token: of `SAMPLE`.
-    digest: SHA-256 of the files that decide how text becomes ids. pieces: how ids become text.
-    """
-
-    def __init__(self, files: TokenizerFiles) -> None:
-        control = ControlTokens(files.added, literals(files.template) if files.template else "")
-        self._control = control
-        self._fast = _fast(files, control)
-        self._template = ChatTemplate(files.template, files.variables, control) if files.template else None
-        self.pieces = Pieces(files)
-        self.digest = files.digest
-        self.vocab_size = int(self._fast.get_vocab_size(with_added_tokens=True))
-        self.eos_token_ids = files.end_ids | _named_end(files)
-        self.bytes_per_token = round(len(SAMPLE.encode()) / len(self._fast.encode(SAMPLE).ids), 2)
+    def __init__(self, files: TokenizerFiles, directory: Path) -> None:
+        super().__init__(files)
+        self._directory = directory
 
     @classmethod
     def load(cls, directory: Path | str) -> Tokenizer:
         """From the files of a checkpoint. Raises ModelError that names the file, or the directory."""
-        try:
-            return cls(TokenizerFiles.read(Path(directory)))
-        except ModelError:
-            raise
-        except BaseException as error:  # what damaged files do to the library, down to panics that are no Exception
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
-            raise ModelError(f"{directory}: its tokenizer cannot be used: {first_line(error)}") from error
+        with tokenizer.refusing_damage(directory):
+            return cls(read_files(Path(directory)), Path(directory))
 
-    @property
-    def has_chat_template(self) -> bool:
-        return self._template is not None
+    def pack(self) -> bytes:
+        """The files as an API unpacks them: `TokenizerFiles.pack`. Read anew, for they are many times the rest.
 
-    def encode_prompt(self, text: str) -> list[int]:
-        """Ids of a raw prompt. Control tokens in it ARE control tokens: a raw prompt is the model's own language.
-
-        What the tokenizer adds by itself (a BOS) is added. Raises InvalidJob for text that is not Unicode,
-        and for an empty result (an empty text, and no BOS).
+        Raises ModelError when they are not what was loaded.
         """
-        renamed = self._control.rename(check_text(text, "prompt"))
-        return _not_empty(self._fast.encode(renamed).ids, "prompt")
-
-    def encode_part(self, text: str, name: str) -> list[int]:
-        """Ids of a text as a part of another: nothing is added at its start or end. May be empty.
-
-        name: of the field, for the InvalidJob that a text raises which is not Unicode.
-        """
-        return self._fast.encode(self._control.rename(check_text(text, name)), add_special_tokens=False).ids
-
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
-        """Ids of a conversation in the model's chat template.
-
-        Control tokens come from the template alone; in a user's strings they are ordinary text. Without
-        any there, the ids are those of transformers' `apply_chat_template`. Raises InvalidJob.
-        """
-        if self._template is None:
-            raise InvalidJob(
-                "this model has no chat template: send `prompt` instead of `messages`",
-                param="messages",
-                code="no_chat_template",
-            )
-        text = self._template.render(messages, add_generation_prompt=add_generation_prompt)
-        return _not_empty(self._fast.encode(text, add_special_tokens=False).ids, "messages")
-
-    def decode(self, token_ids: Iterable[int]) -> str:
-        """The text of an answer: special tokens and unknown ids are nothing."""
-        stream = self.pieces.stream()
-        return "".join([stream.push(token_id) for token_id in token_ids]) + stream.flush()
-
-
-def _fast(files: TokenizerFiles, control: ControlTokens) -> FastTokenizer:
-    """The `tokenizers` object, in which control tokens have their secret names."""
-    spec = {**control.renamed_spec(files.spec), "truncation": None, "padding": None}
-    try:
-        fast = FastTokenizer.from_buffer(orjson.dumps(spec))
-    except Exception as error:  # `tokenizers` raises bare Exception
-        raise ModelError(f"tokenizer.json cannot be used: {error}") from None
-    for token in control.tokens:
-        assert fast.encode(control.rename(token.content), add_special_tokens=False).ids == [token.id]
-    return fast
-
-
-def _named_end(files: TokenizerFiles) -> set[int]:
-    """The id of the tokenizer's own eos_token."""
-    name = files.variables.get("eos_token")
-    return {token.id for token in files.added if token.content == name}
-
-
-def _not_empty(ids: list[int], param: str) -> list[int]:
-    if not ids:
-        raise InvalidJob(f"{param} is empty: it has no tokens at all", param=param)
-    return ids
+        files = read_files(self._directory)
+        if files.digest != self.digest:
+            raise ModelError(f"{self._directory}: the tokenizer's files have changed since they were loaded")
+        return files.pack()

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jitney_worker.text.files import AddedToken
+from jitney.text.files import AddedToken
 
 _SHAPE = re.compile(r"<[|｜].+[|｜]>", re.DOTALL)
 """How models write control tokens, flagged as special or not: <|fim_prefix|> and its like."""

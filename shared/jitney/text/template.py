@@ -21,8 +21,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from jitney.errors import InvalidJob, ModelError
-from jitney_worker.text.chat import masked, read_messages
-from jitney_worker.text.control import ControlTokens, Masks
+from jitney.text.chat import masked, read_messages
+from jitney.text.control import ControlTokens, Masks
 
 MAX_RENDERED_CHARS: Final = 8 << 20
 MAX_RENDER_S: Final = 5.0

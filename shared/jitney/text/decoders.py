@@ -21,7 +21,7 @@ from typing import Any
 from tokenizers import Regex, decoders
 
 from jitney.errors import ModelError
-from jitney_worker.text.steps import Bytes, PieceByPiece, Step, Trim, WordEnds
+from jitney.text.steps import Bytes, PieceByPiece, Step, Trim, WordEnds
 
 REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jitney_worker.text.decoders import steps_of
-from jitney_worker.text.files import TokenizerFiles
-from jitney_worker.text.steps import Step
+from jitney.text.decoders import steps_of
+from jitney.text.files import TokenizerFiles
+from jitney.text.steps import Step
 
 
 class Pieces:

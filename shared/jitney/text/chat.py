@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from jitney.errors import InvalidJob
-from jitney_worker.text.control import ControlTokens, Masks, TokenSet
+from jitney.text.control import ControlTokens, Masks, TokenSet
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 """A closed list: templates paste the role between the halves of a control token."""
