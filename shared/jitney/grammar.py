@@ -67,11 +67,13 @@ def _quoted(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def parser_limits() -> LLParserLimits:
-    """What one structure may cost. A step of a hostile one takes some milliseconds with these; by default, half a
-    second, for the whole batch. Memory: a lexer's state takes one or two kilobytes."""
+    """What one structure may cost. The whole batch waits for a step of the most ambiguous grammar: some 30 ms with these,
+    half a second by default. An object may have some 250 properties that are not required. A lexer's state takes one
+    or two kilobytes.
+    """
     from llguidance import LLParserLimits
 
-    return LLParserLimits(step_max_items=4_000, max_lexer_states=50_000, verbose_errors=False)
+    return LLParserLimits(max_items_in_row=1_000, step_max_items=4_000, max_lexer_states=50_000, verbose_errors=False)
 
 
 def refuse(asked: StructuredOutputs, complaint: str) -> InvalidJob:

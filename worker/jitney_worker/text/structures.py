@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 MAX_KEPT: Final = 64
 """Compiled structures. One takes from kilobytes to a few megabytes."""
 
+_NOTHING_FITS: Final = ("NoExtension", "NoExtensionBias")
+"""The library's words for a vocabulary that cannot spell what has to come next."""
+
 
 class Structure:
     """The state of one choice. One thread at a time."""
@@ -45,11 +48,12 @@ class Structure:
     @property
     def failure(self) -> str | None:
         """Why it cannot go on; None if it can."""
-        if self._matcher.is_error():
-            return f"structured_outputs cannot be followed any further: {reason(self._matcher.get_error())}"
-        if self._matcher.is_stopped() and not self._matcher.is_accepting():
-            return "structured_outputs cannot be followed any further: no token of this model can come next"
-        return None
+        matcher = self._matcher
+        if not matcher.is_error() and (matcher.is_accepting() or not matcher.is_stopped()):
+            return None
+        complaint = matcher.get_error()
+        why = reason(complaint) if complaint and complaint not in _NOTHING_FITS else "no token of this model fits"
+        return f"structured_outputs cannot be followed any further: {why}"
 
 
 class Structures:
