@@ -56,20 +56,17 @@ def _lark_of(asked: StructuredOutputs) -> str:
     if asked.grammar is not None:
         return asked.grammar
     if asked.choice is not None:  # one terminal, which costs the parser one item however many there are
-        return f"start: CHOICE\nCHOICE: {' | '.join(map(_quoted, asked.choice))}"
+        return f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, asked.choice))}"
     schema = {"type": "object"} if asked.json_schema is None else json.loads(asked.json_schema)
     return f"start: %json {json.dumps({**schema, 'x-guidance': _COMPACT})}"
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text).replace("\x7f", "\\u007f")
-
-
 @lru_cache(maxsize=1)
 def parser_limits() -> LLParserLimits:
-    """What one structure may cost. The whole batch waits for a step of the most ambiguous grammar: some 30 ms with these,
-    half a second by default. An object may have some 250 properties that are not required. A lexer's state takes one
-    or two kilobytes.
+    """What one structure may cost.
+
+    The whole batch waits for a step of the most ambiguous grammar: some 50 ms with these, half a second by default. An
+    object may have some 250 properties that are not required. A lexer's state takes one or two kilobytes.
     """
     from llguidance import LLParserLimits
 

@@ -260,3 +260,32 @@ def test_a_choice_that_is_whole_ends_and_one_with_stop_strings_ends_at_whichever
     assert rules.failure("whole") is None
     rules.drop("whole")
     assert rules.mask("whole") is None
+
+
+ODD = [
+    'a"b',
+    "a\\b",
+    "a/b",
+    "é",
+    "\U0001f600",
+    "x\ny",
+    "\\d+",
+    "a|b",
+    "[x]",
+    "(",
+    " lead",
+    "\t",
+    "\0",
+    "\x7f",
+    "\u2028",
+]
+
+
+def test_choices_are_taken_to_the_letter(byte_bpe: Tokenizer) -> None:
+    structures = structures_of(byte_bpe)
+    for text in ODD:
+        said = byte_bpe.encode_part(text, "text")
+        assert set(allowed(structures.begin(StructuredOutputs(choice=ODD), said))) >= byte_bpe.eos_token_ids
+    for text in ("aab", "[y]"):
+        with pytest.raises(JitneyError, match="does not fit"):
+            structures.begin(StructuredOutputs(choice=ODD), byte_bpe.encode_part(text, "text"))

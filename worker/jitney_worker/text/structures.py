@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 MAX_KEPT: Final = 64
 """Compiled structures. One takes from kilobytes to a few megabytes."""
 
-_NOTHING_FITS: Final = ("NoExtension", "NoExtensionBias")
-"""The library's words for a vocabulary that cannot spell what has to come next."""
+_NOTHING_FITS: Final = "NoExtension"
+"""The library's word for a vocabulary that cannot spell what has to come next."""
 
 
 class Structure:
@@ -51,8 +51,8 @@ class Structure:
         matcher = self._matcher
         if not matcher.is_error() and (matcher.is_accepting() or not matcher.is_stopped()):
             return None
-        complaint = matcher.get_error()
-        why = reason(complaint) if complaint and complaint not in _NOTHING_FITS else "no token of this model fits"
+        why = reason(matcher.get_error() or _NOTHING_FITS)
+        why = "no token of this model fits" if why.startswith(_NOTHING_FITS) else why
         return f"structured_outputs cannot be followed any further: {why}"
 
 
