@@ -46,12 +46,6 @@ REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     "chat_template": _ANY,
     "chat_template_kwargs": ({},),
     "documents": ([],),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": _ANY,
-    "guided_json": _ANY,
-    "guided_regex": _ANY,
-    "guided_choice": _ANY,
-    "guided_grammar": _ANY,
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -75,12 +69,23 @@ REFUSED: Final[dict[str, tuple[Any, ...]]] = {
 }
 
 
+RENAMED: Final = {
+    # vLLM's former names. Dropped in silence, they would leave the answer free.
+    "guided_json": "structured_outputs.json",
+    "guided_regex": "structured_outputs.regex",
+    "guided_choice": "structured_outputs.choice",
+    "guided_grammar": "structured_outputs.grammar",
+}
+
+
 def refuse_unsupported(body: dict[str, Any], *, except_for: Container[str] = ()) -> None:
     """InvalidJob for the first field that would need what is not there. `null` members are already gone.
 
     except_for: fields that this endpoint knows how to honour.
     """
     for name, value in body.items():
+        if name in RENAMED:
+            raise InvalidJob(f"{name} is not known: send {RENAMED[name]}", param=name, code="unsupported_parameter")
         neutral = None if name in except_for else REFUSED.get(name)
         if neutral is not None and not any(_same(value, allowed) for allowed in neutral):
             only = f"; only {neutral[0]!r} is" if neutral else ""

@@ -20,6 +20,7 @@ from jitney_api.frames import NO_USAGE, StreamFormat, UsageTerms, frames_for
 from jitney_api.schemas import ChatRequest, CompletionRequest, StreamOptions, check_stream_options, parse
 from jitney_api.service import service_of
 from jitney_api.sse import EventStream, StreamTerms
+from jitney_api.structure import named_as_asked
 from jitney_api.translate import chat_job, completion_job
 from jitney_api.whole import Shape, WholeAnswer
 
@@ -31,7 +32,8 @@ async def chat_completions(request: Request) -> Response:
     """Answer a chat, streamed or whole. The header `x-jitney-job-id` names the job behind it."""
     asked = parse(ChatRequest, await _supported_body(request))
     check_stream_options(asked)
-    return await _answer(request, asked, chat_job(asked), "chat.completion.chunk", chat_answer)
+    with named_as_asked(asked):
+        return await _answer(request, asked, chat_job(asked), "chat.completion.chunk", chat_answer)
 
 
 @router.post("/v1/completions", **documented(CompletionRequest, streams=True))
@@ -39,7 +41,8 @@ async def completions(request: Request) -> Response:
     """Continue a text, streamed or whole. A prompt is taken as it is; control tokens in it count as such."""
     asked = parse(CompletionRequest, await _supported_body(request))
     check_stream_options(asked)
-    return await _answer(request, asked, completion_job(asked), "completion", completion_answer)
+    with named_as_asked(asked):
+        return await _answer(request, asked, completion_job(asked), "completion", completion_answer)
 
 
 @router.get("/v1/models")

@@ -24,6 +24,7 @@ from jitney.errors import InvalidJob
 from jitney.keys import Band
 from jitney.messages import MAX_MESSAGES, RetryPolicy
 from jitney.sampling import explain
+from jitney.structured import StructuredOutputs
 
 # Strict: `true` is no number and "5" is no limit; a caller who sends them meant something else.
 Int = Annotated[int, Strict()]
@@ -180,6 +181,7 @@ class Sampled(Open):
     prompt_logprobs: Int | None = None
     echo: Bool | None = None
     truncate_prompt_tokens: Int | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @property
     def limit_name(self) -> str | None:
@@ -204,6 +206,29 @@ class Queued(Open):
     idempotency_key: str | None = None
 
 
+class JsonSchemaFormat(Open):
+    """A JSON schema under a name. `strict` may be either: answers always follow the schema."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: Bool | None = None
+    description: str | None = None
+
+
+class ResponseFormat(Open):
+    """OpenAI's way to ask for JSON. `json_schema` belongs to the type of that name."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _has_what_its_type_needs(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            needs = "needs json_schema: {name, schema}" if self.json_schema is None else "takes no json_schema"
+            raise ValueError(f"type={self.type!r} {needs}")
+        return self
+
+
 class CompletionRequest(Sampled, Queued):
     """`POST /v1/completions`."""
 
@@ -211,6 +236,7 @@ class CompletionRequest(Sampled, Queued):
     prompt: Prompt
     stream: Bool = False
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
     logprobs: Int | None = None
     add_special_tokens: Annotated[Bool | None, AfterValidator(_as_ever)] = None
 
@@ -222,6 +248,7 @@ class ChatRequest(Sampled, Queued):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     stream: Bool = False
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
     max_completion_tokens: Int | None = None
     logprobs: Bool | None = None
     top_logprobs: Int | None = None

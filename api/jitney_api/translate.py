@@ -7,7 +7,9 @@ from typing import Any, Final
 from jitney.errors import InvalidJob
 from jitney.messages import JobSpec
 from jitney.sampling import MAX_LOGPROBS, SamplingParams, sampling_params
+from jitney.structured import StructuredOutputs
 from jitney_api.schemas import ChatRequest, CompletionRequest, JobRequest, Queued, Sampled
+from jitney_api.structure import structured
 
 COMPLETION_MAX_TOKENS: Final = 16
 """What OpenAI documents for /v1/completions. A chat may go on up to the model's context."""
@@ -19,7 +21,7 @@ _QUEUED: Final = tuple(name for name in Queued.model_fields if name != "idempote
 def completion_job(asked: CompletionRequest) -> JobSpec:
     """The job of a text completion. Raises InvalidJob."""
     limit = COMPLETION_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
-    sampling = _sampling(asked, logprobs=asked.logprobs, max_tokens=limit)
+    sampling = _sampling(asked, structured(asked), logprobs=asked.logprobs, max_tokens=limit)
     return _job(asked, sampling, prompt=asked.prompt, on_disconnect=_on_disconnect(asked))
 
 
@@ -28,14 +30,16 @@ def chat_job(asked: ChatRequest) -> JobSpec:
     limit = asked.max_completion_tokens
     if limit is not None and limit < 1:
         raise InvalidJob(f"max_completion_tokens must be at least 1 (given: {limit})", param="max_completion_tokens")
-    sampling = _sampling(asked, logprobs=_chat_logprobs(asked), max_tokens=asked.max_tokens if limit is None else limit)
+    limit = asked.max_tokens if limit is None else limit
+    sampling = _sampling(asked, structured(asked), logprobs=_chat_logprobs(asked), max_tokens=limit)
     messages = tuple(message.plain() for message in asked.messages)
     return _job(asked, sampling, messages=messages, on_disconnect=_on_disconnect(asked))
 
 
 def detached_job(asked: JobRequest) -> JobSpec:
     """The job of `POST /v1/jobs`. Raises InvalidJob."""
-    sampling = _sampling(asked, logprobs=asked.logprobs, max_tokens=asked.max_tokens)
+    structure = asked.structured_outputs
+    sampling = _sampling(asked, structure, logprobs=asked.logprobs, max_tokens=asked.max_tokens)
     given: dict[str, Any] = {}
     if asked.messages is not None:
         given["messages"] = tuple(message.plain() for message in asked.messages)
@@ -56,8 +60,11 @@ def _chat_logprobs(asked: ChatRequest) -> int | None:
     return (top or 0) if asked.logprobs else None
 
 
-def _sampling(asked: Sampled, *, logprobs: int | None, max_tokens: int | None) -> SamplingParams:
-    given = {name: getattr(asked, name) for name in _SAMPLED} | {"logprobs": logprobs, "max_tokens": max_tokens}
+def _sampling(
+    asked: Sampled, structure: StructuredOutputs | None, *, logprobs: int | None, max_tokens: int | None
+) -> SamplingParams:
+    given = {name: getattr(asked, name) for name in _SAMPLED}
+    given |= {"logprobs": logprobs, "max_tokens": max_tokens, "structured_outputs": structure}
     return sampling_params(**{name: value for name, value in given.items() if value is not None})
 
 

@@ -16,6 +16,7 @@ from jitney.connection import connect
 from jitney.durability import Durability, Proof, find_proof
 from jitney.errors import InvalidJob, JobNotFound, NotDurable, QueueUnavailable, SettingsError
 from jitney.gathering import gather
+from jitney.grammar import check_early
 from jitney.keys import JobId, new_job_id, queue_of
 from jitney.messages import Event, JobSpec
 from jitney.queue import Enqueued, Entry, JobStatus, Limits, Queue
@@ -150,6 +151,7 @@ class AsyncClient:
         check_idempotency_key(idempotency_key)
         name, card = await self.card(queue)
         check_against(card, spec)
+        await check_early(spec.sampling.structured_outputs)
         entry = entry_for(
             spec,
             job_id=new_job_id(name),

@@ -93,6 +93,9 @@ def enqueue(
     prompt_logprobs: Annotated[int | None, typer.Option(help="As --logprobs, of the prompt.")] = None,
     echo: Annotated[bool | None, typer.Option("--echo", help="Begin with the prompt.")] = None,
     truncate_prompt_tokens: Annotated[int | None, typer.Option(help="Keep the prompt's end; -1: what fits.")] = None,
+    structured_outputs: Annotated[
+        str | None, typer.Option(metavar="JSON", help="""What it must be: '{"choice": ["yes", "no"]}'.""")
+    ] = None,
     band: Annotated[str | None, typer.Option(help="interactive, standard or bulk.")] = None,
     priority: Annotated[int | None, typer.Option(help="Lower is sooner.")] = None,
     timeout_s: Annotated[float | None, typer.Option(help="Seconds the job may take in all.")] = None,
@@ -102,6 +105,7 @@ def enqueue(
     options: dict[str, Any] = {name: value for name, value in locals().items() if name in _OPTIONS}
     with outcomes():
         options["logit_bias"] = _biases(logit_bias)
+        options["structured_outputs"] = _structure(structured_outputs)
         chat = None if messages is None else _read_messages(messages)
         text = sys.stdin.read() if prompt == "-" else prompt
         with Client(redis_url, queue=queue, model=model, name="jitney-cli") as client:
@@ -125,6 +129,13 @@ def _biases(given: list[str] | None) -> dict[str, float] | None:
             raise InvalidJob(f"logit_bias names token id {token_id} twice", param="logit_bias")
         biases[token_id] = number
     return biases or None
+
+
+def _structure(given: str | None) -> Any:
+    try:
+        return None if given is None else orjson.loads(given)
+    except orjson.JSONDecodeError as error:
+        raise InvalidJob(f"structured_outputs is not JSON: {error.msg}", param="structured_outputs") from None
 
 
 @app.command()

@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from jitney.errors import InvalidJob
+from jitney.structured import StructuredOutputs
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1_024
@@ -99,6 +100,7 @@ class SamplingParams(BaseModel):
     prompt_logprobs: as `logprobs`, for the prompt's tokens from the second one on; once, in `started`.
     echo: the text of each answer begins with the prompt.
     truncate_prompt_tokens: keep the last k tokens of the prompt; -1 = as many as fit beside max_tokens.
+    structured_outputs: what the answer must look like; a token that does not fit is not chosen.
 
     In which order they act: `jitney_worker/model/processors.py`, as in vLLM.
     """
@@ -128,6 +130,7 @@ class SamplingParams(BaseModel):
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool = False
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    structured_outputs: StructuredOutputs | None = None
 
     @field_validator("temperature")
     @classmethod
@@ -195,6 +198,13 @@ class SamplingParams(BaseModel):
         """Clients count on one log probability for each piece of text."""
         if value and field.data.get("logprobs") is not None:
             raise ValueError("is not supported with logprobs: ask for prompt_logprobs, or leave one out")
+        return value
+
+    @field_validator("structured_outputs")
+    @classmethod
+    def _can_end(cls, value: StructuredOutputs | None, field: ValidationInfo) -> StructuredOutputs | None:
+        if value is not None and field.data.get("ignore_eos"):
+            raise ValueError("ends where its structure is whole, which ignore_eos=true forbids: leave one out")
         return value
 
     @property

@@ -79,7 +79,7 @@ def test_an_unsupported_field_is_refused_by_name_unless_it_changes_nothing(name)
         {"echo": True},
         {"suffix": "x"},
         {"tools": [{}]},
-        {"response_format": {"type": "json_object"}},
+        {"guided_json": {"type": "object"}},
     ],
 )
 async def test_what_is_not_supported_writes_no_job(api, redis, field):

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from jitney import AsyncClient, SamplingParams, __version__, cli
 from jitney.keys import new_job_id
 from jitney.plugins import GROUP, SUMMARIES, add_plugins
+from jitney.structured import StructuredOutputs
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,10 @@ async def test_every_sampling_option_reaches_the_job(
     assert spec.messages == ({"role": "user", "content": "é"},)
     assert (spec.band, spec.priority, spec.timeout_s) == ("bulk", -3, 60.0)
     # None of these values is the default, so none of them could have got lost unseen.
-    # `echo` goes neither with a chat nor with log probabilities: the next test.
-    assert {"echo", *sampling.model_dump(exclude_defaults=True)} == set(SamplingParams.model_fields)
+    # `echo` goes neither with a chat nor with log probabilities, a structure not with ignored end tokens: tests below.
+    assert {"echo", "structured_outputs", *sampling.model_dump(exclude_defaults=True)} == set(
+        SamplingParams.model_fields
+    )
 
 
 async def test_an_echo_of_the_prompt_can_be_asked_for(
@@ -173,6 +176,16 @@ async def test_a_bias_that_is_none_is_refused_by_name(
 
 def test_every_sampling_option_has_a_flag() -> None:
     assert set(SamplingParams.model_fields) <= set(inspect.signature(cli.enqueue).parameters)
+
+
+async def test_a_structure_is_written_as_json(redis_url: str, client: AsyncClient, worker: ScriptedWorker) -> None:
+    arguments = ("enqueue", "x", "--detach", "--queue", worker.queue.name, "--structured-outputs")
+    assert (await jitney(*arguments, '{"choice": ["yes", "no"]}', redis_url=redis_url)).code == 0
+    structure = (await worker.take()).spec.sampling.structured_outputs
+    assert structure == StructuredOutputs(choice=["yes", "no"])
+    refused = await jitney(*arguments, "yes", redis_url=redis_url)
+    assert (refused.code, refused.out) == (1, "")
+    assert refused.err.startswith("error: structured_outputs is not JSON: ")
 
 
 async def test_a_prompt_comes_from_standard_input(redis_url: str, client: AsyncClient, worker: ScriptedWorker) -> None:

@@ -185,6 +185,12 @@ class PhraseRules:
         phrase = self.phrases[str(sequence_id)]
         return "stop" if tuple(self.heard[sequence_id][-len(phrase) :]) == phrase else None
 
+    def mask(self, sequence_id: SequenceId) -> bytes | None:
+        return None
+
+    def failure(self, sequence_id: SequenceId) -> str | None:
+        return None
+
     def drop(self, sequence_id: SequenceId) -> None:
         del self.heard[sequence_id]
         self.dropped.append(sequence_id)

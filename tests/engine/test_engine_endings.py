@@ -188,7 +188,7 @@ def test_text_rules_begin_with_the_output_of_earlier_attempts() -> None:
 
 def test_stop_strings_without_text_rules_are_refused_rather_than_ignored() -> None:
     engine = LocalEngine(settings(), HashModel())
-    with pytest.raises(ValueError, match="without text rules"):
+    with pytest.raises(ValueError, match="needs text rules, but the engine was built without any"):
         engine.add(request("s", 3, stop_strings=True))
 
 

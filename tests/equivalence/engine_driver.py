@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from jitney.structured import StructuredOutputs
 from jitney_worker.engine.engine import LocalEngine
 from jitney_worker.engine.protocol import ModelRunner, ScheduledSequence, TokenLogprobs
 from jitney_worker.engine.sequence import Sequence as EngineSequence
@@ -17,11 +18,12 @@ from jitney_worker.engine.settings import EngineSettings
 from jitney_worker.model.batch import step_batch
 from jitney_worker.model.runner import TorchRunner, runner_over
 from jitney_worker.text.rules import StopRules
+from jitney_worker.text.structures import Structures
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One sequence to run. Ends by length alone unless stop strings or stop tokens are given."""
+    """One sequence to run. Ends by length alone unless stop strings, stop tokens or a structure are given."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int = 32
@@ -30,6 +32,7 @@ class Ask:
     stop: tuple[str, ...] = ()
     group: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    structure: StructuredOutputs | None = None
 
 
 @dataclass
@@ -64,7 +67,14 @@ def engine_for(runner: TorchRunner, *, model: ModelRunner | None = None, **setti
     return LocalEngine(EngineSettings(**(limits | settings)), model or runner, rules, **extra)
 
 
-def run(engine: LocalEngine, asks: Sequence[Ask], *, every: int = 0, rules: StopRules | None = None) -> list[Answer]:
+def run(
+    engine: LocalEngine,
+    asks: Sequence[Ask],
+    *,
+    every: int = 0,
+    rules: StopRules | None = None,
+    structures: Structures | None = None,
+) -> list[Answer]:
     """Run all to the end. every: add one at a time with so many steps between (0 = all before the first step)."""
     answers = {f"job{i}/0": Answer() for i in range(len(asks))}
     waiting = [(name, i, ask) for i, (name, ask) in enumerate(zip(answers, asks, strict=True))]
@@ -73,12 +83,20 @@ def run(engine: LocalEngine, asks: Sequence[Ask], *, every: int = 0, rules: Stop
         while waiting and (every == 0 or steps % every == 0 or not engine.has_work()):
             name, arrival, ask = waiting.pop(0)
             if rules is not None:
-                rules.register(name, ask.stop)
+                structure = None
+                if ask.structure is not None and structures is not None:
+                    structure = structures.begin(ask.structure, ask.output_ids)
+                rules.register(name, ask.stop, structure=structure)
             engine.add(
                 SequenceRequest(
                     SequenceId(name),
                     ask.prompt_ids,
-                    SequenceParams(max_tokens=ask.max_tokens, has_stop_strings=bool(ask.stop), **ask.options),
+                    SequenceParams(
+                        max_tokens=ask.max_tokens,
+                        has_stop_strings=bool(ask.stop),
+                        has_structure=ask.structure is not None,
+                        **ask.options,
+                    ),
                     (0, 0.0, 0, arrival),
                     ask.output_ids,
                     ask.salt,

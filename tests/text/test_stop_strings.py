@@ -200,7 +200,7 @@ def test_a_sequence_that_is_gone_leaves_nothing_behind(byte_bpe: Tokenizer) -> N
     rules.register("never added", ["a"])
     rules.forget("never added")
     rules.register("without stop strings", [])
-    assert (rules._registered, rules._spellers) == ({}, {})
+    assert (rules._registered, rules._started) == ({}, {})
 
 
 def test_a_sequence_forgotten_before_the_engine_takes_it_in_is_harmless(byte_bpe: Tokenizer) -> None:

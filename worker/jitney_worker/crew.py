@@ -12,6 +12,7 @@ from jitney_worker.runtime.intake import ModelLimits
 from jitney_worker.runtime.worker import Crew
 from jitney_worker.text.logprobs import LogprobSpeller
 from jitney_worker.text.rules import StopRules
+from jitney_worker.text.structures import Structures
 from jitney_worker.text.tokenizer import Tokenizer
 
 
@@ -34,17 +35,19 @@ def crew_of(
     """
     stop_rules = StopRules(tokenizer)
     engine = LocalEngine(settings, runner, stop_rules)
+    limits = ModelLimits(
+        vocab_size=tokenizer.vocab_size if vocab_size is None else vocab_size,
+        max_model_len=settings.max_model_len,
+        max_sequence_len=settings.max_sequence_tokens,
+        eos_token_ids=frozenset(eos_token_ids) | tokenizer.eos_token_ids,
+    )
     return Crew(
         engine=engine,
         tokenizer=tokenizer,
         stop_rules=stop_rules,
+        structures=Structures(tokenizer, vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids),
         spell_logprobs=LogprobSpeller(tokenizer),
-        limits=ModelLimits(
-            vocab_size=tokenizer.vocab_size if vocab_size is None else vocab_size,
-            max_model_len=settings.max_model_len,
-            max_sequence_len=settings.max_sequence_tokens,
-            eos_token_ids=frozenset(eos_token_ids) | tokenizer.eos_token_ids,
-        ),
+        limits=limits,
         model=model,
         queue=queue,
         fingerprint=fingerprint,

@@ -24,7 +24,7 @@ from jitney_worker.engine.settings import EngineSettings
 class LocalEngine:
     """Fulfils the `Engine` protocol. One thread calls it; `features` and `check_fits` may be called from any.
 
-    text_rules: needed only if sequences with stop strings are added.
+    text_rules: needed only if sequences with stop strings or structures are added.
     hash_block: hash of the prefix cache; a test may pass a weak one.
     """
 

@@ -17,8 +17,9 @@ class ScheduledSequence:
     """Tokens [start, stop) of one sequence are computed in this step; earlier ones are in the cache.
 
     samples: stop == num_tokens, so the logits at stop - 1 choose the next token. num_prompt_logprobs: if not None,
-    the log probabilities of all prompt tokens from start + 1 to stop are wanted, with so many others. The runner
-    reads `sequence.token_ids` and `sequence.block_table` and changes neither.
+    the log probabilities of all prompt tokens from start + 1 to stop are wanted, with so many others. mask: if not
+    None, the tokens that may be sampled, bit i % 8 of byte i // 8 for token i. The runner reads `sequence.token_ids`
+    and `sequence.block_table` and changes neither.
     """
 
     sequence: Sequence
@@ -26,6 +27,7 @@ class ScheduledSequence:
     stop: int
     samples: bool
     num_prompt_logprobs: int | None = None
+    mask: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class ModelRunner(Protocol):
 
 
 class TextRules(Protocol):
-    """Stop strings (and later grammars), for the sequences that have them. Called on the engine thread."""
+    """Stop strings and structures, for the sequences that have them. Called on the engine thread."""
 
     def start(self, sequence_id: SequenceId, output_ids: ListLike[int]) -> None:
         """A sequence enters, with the output it already has. Its rules were registered beforehand."""
@@ -112,6 +114,14 @@ class TextRules(Protocol):
 
     def advance(self, sequence_id: SequenceId, token_id: int) -> FinishReason | None:
         """One more token; the reason if it ends the sequence. Not called for a token that is a stop token id."""
+        ...
+
+    def mask(self, sequence_id: SequenceId) -> bytes | None:
+        """The tokens that may come next, as in `ScheduledSequence`; asked once a step for those with a structure."""
+        ...
+
+    def failure(self, sequence_id: SequenceId) -> str | None:
+        """Why the mask holds no token; None if that is not the structure's doing."""
         ...
 
     def drop(self, sequence_id: SequenceId) -> None:

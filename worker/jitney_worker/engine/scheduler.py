@@ -54,6 +54,7 @@ class Scheduler:
         self._siblings = Siblings()
         self._ended_on_entry: dict[SequenceId, SequenceDelta] = {}
         self._prompt_logprobs: dict[SequenceId, list[TokenLogprobs]] = {}
+        self._structured: set[SequenceId] = set()
         self._num_arrivals = 0
         self._max_chunk = settings.long_prefill_token_threshold or settings.max_num_batched_tokens
         self._max_reserve = ceil(settings.admission_reserve * settings.num_blocks)
@@ -65,8 +66,8 @@ class Scheduler:
         if request.id in self.sequences or request.id in self._ended_on_entry:
             raise ValueError(f"sequence {request.id} is in the engine already: abort it first")
         check_fits(request, self.settings)
-        if request.params.has_stop_strings and self._text_rules is None:
-            raise ValueError(f"sequence {request.id} has stop strings, but the engine was built without text rules")
+        if request.params.needs_text_rules and self._text_rules is None:
+            raise ValueError(f"sequence {request.id} needs text rules, but the engine was built without any")
         num_allowed = max_num_tokens(request, self.settings)
         reason = already_ended(request, num_allowed)
         if reason is not None:
@@ -76,8 +77,10 @@ class Scheduler:
         sequence = Sequence.of(request)
         self._siblings.add(sequence)
         sequence.max_num_tokens, sequence.arrival = num_allowed, self._num_arrivals
-        if self._text_rules is not None and request.params.has_stop_strings:
+        if self._text_rules is not None and request.params.needs_text_rules:
             self._text_rules.start(request.id, request.output_ids)
+        if request.params.has_structure:
+            self._structured.add(request.id)
         if request.params.num_prompt_logprobs is not None:
             self._prompt_logprobs[request.id] = []
         self.sequences[request.id] = sequence
@@ -114,8 +117,9 @@ class Scheduler:
         if self.waiting.remove(sequence.id) is None:
             self.blocks.release(sequence)
             del self.running[bisect_left(self.running, sequence.rank, key=_rank)]
-        if self._text_rules is not None and sequence.params.has_stop_strings:
+        if self._text_rules is not None and sequence.params.needs_text_rules:
             self._text_rules.drop(sequence.id)
+            self._structured.discard(sequence.id)
 
     # Before the forward pass
 
@@ -128,6 +132,8 @@ class Scheduler:
             self._admit_waiting(output)
         if self._prompt_logprobs:
             self._ask_for_prompt_logprobs(output.scheduled)
+        if self._structured:
+            self._mask(output.scheduled)
         output.copies = self.blocks.copies
         return output
 
@@ -206,6 +212,13 @@ class Scheduler:
             if item.sequence.id in self._prompt_logprobs:
                 item.num_prompt_logprobs = item.sequence.params.num_prompt_logprobs
 
+    def _mask(self, scheduled: list[ScheduledSequence]) -> None:
+        """Say which tokens may come next, where a structure decides. Its state moves in `commit` alone."""
+        assert self._text_rules is not None
+        for item in scheduled:
+            if item.samples and item.sequence.id in self._structured:
+                item.mask = self._text_rules.mask(item.sequence.id)
+
     def _growth(self, sequence: Sequence) -> int:
         """Blocks a sequence may still ask for. The last token is sampled and never computed, hence the one less."""
         return self.blocks.num_blocks_for(sequence.max_num_tokens - 1) - len(sequence.block_table)
@@ -275,7 +288,7 @@ class Scheduler:
         params = sequence.request.params
         if token_id in params.stop_token_ids and sequence.num_output_tokens > params.min_tokens:
             return "stop"
-        if params.has_stop_strings and self._text_rules is not None:
+        if (params.has_stop_strings or params.has_structure) and self._text_rules is not None:
             reason = self._text_rules.advance(sequence.id, token_id)
             if reason is not None:
                 return reason
@@ -283,6 +296,9 @@ class Scheduler:
 
     def _fail(self, sequence: Sequence, failure: RowFailure) -> SequenceDelta:
         """Only this one ends, and nobody inherits its blocks' content."""
+        if sequence.id in self._structured and self._text_rules is not None:
+            message = self._text_rules.failure(sequence.id)
+            failure = failure if message is None else RowFailure("structure_failed", message)
         self.blocks.forget(sequence)
         self._leave(sequence)
         return SequenceDelta(

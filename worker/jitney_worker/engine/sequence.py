@@ -45,6 +45,7 @@ class SequenceParams:
     num_logprobs: None = none; k = the chosen token's log probability and the k most probable ones.
     num_prompt_logprobs: the same for the prompt's tokens, from the second one on.
     has_stop_strings: True if `TextRules` must look at every new token.
+    has_structure: it must do that too, and says which tokens may come next.
     rules: None if the logits are taken as they are.
     """
 
@@ -62,6 +63,11 @@ class SequenceParams:
     min_tokens: int = 0
     num_prompt_logprobs: int | None = None
     rules: LogitRules | None = None
+    has_structure: bool = False
+
+    @property
+    def needs_text_rules(self) -> bool:
+        return self.has_stop_strings or self.has_structure
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 In vLLM's order, with its names and meanings (its own list of them is in the docstring of `Sampler`,
 https://github.com/vllm-project/vllm/blob/main/vllm/v1/sample/sampler.py):
 
+    0. structured_outputs   -Inf for what the structure does not allow next
     1. allowed_token_ids    everything else becomes -Inf
     2. bad_words            -Inf for a word's last token where the output ends in its others
     3. min_tokens           -Inf for all stop tokens until so many tokens are there
@@ -13,7 +14,7 @@ https://github.com/vllm-project/vllm/blob/main/vllm/v1/sample/sampler.py):
 
 Then greedy rows take the largest; for the others temperature, min_p, top_k and top_p follow, in sampler.py. What 4
 yields and what 5 to 7 yield is computed in float64 and rounded to float32 once each: no matter in which company.
-Only rows with an option come here, and of those only the tokens that it names are touched.
+Only rows with an option come here, and of those only the tokens that it names are touched; a structure looks at all.
 """
 
 from __future__ import annotations
@@ -50,20 +51,34 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """What is done to one row. Token ids are below the vocabulary's size. None: nothing of that kind."""
+    """What is done to one row. Token ids are below the vocabulary's size. None: nothing of that kind.
+
+    mask: the tokens that a structure allows, bit i % 8 of byte i // 8 for token i; at least as long as the vocabulary.
+    """
 
     allowed: Ids | None = None
     forbidden: Ids | None = None
     bias: Bias | None = None
     penalties: Penalties | None = None
+    mask: bytes | None = None
 
 
 def edit(logits: Tensor, rows: ListLike[Edits]) -> None:
     """Change float32 logits [R, vocab] in place."""
+    _mask(logits, [(i, row.mask) for i, row in enumerate(rows) if row.mask is not None])
     _allow(logits, [(i, row.allowed) for i, row in enumerate(rows) if row.allowed is not None])
     _forbid(logits, [(i, row.forbidden) for i, row in enumerate(rows) if row.forbidden is not None])
     _add(logits, [(i, row.bias) for i, row in enumerate(rows) if row.bias is not None])
     _penalise(logits, [(i, row.penalties) for i, row in enumerate(rows) if row.penalties is not None])
+
+
+def _mask(logits: Tensor, rows: list[tuple[int, bytes]]) -> None:
+    if rows:
+        masks = np.frombuffer(b"".join([mask for _, mask in rows]), dtype=np.uint8).reshape(len(rows), -1)
+        bits = np.unpackbits(masks, axis=1, count=logits.shape[1], bitorder="little")
+        barred = torch.from_numpy(bits).to(logits.device) == 0
+        which = [i for i, _ in rows]
+        logits[which] = logits[which].masked_fill_(barred, -math.inf)
 
 
 def _allow(logits: Tensor, rows: list[tuple[int, Ids]]) -> None:

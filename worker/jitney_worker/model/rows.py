@@ -39,17 +39,19 @@ class SamplingRows:
         for one in scheduled:
             if one.samples:
                 params = one.sequence.params
-                has_edits = params.rules is not None or one.stop < one.sequence.num_prompt_tokens + params.min_tokens
-                rows.append(sampling_row(one, self._edits(one.sequence, kept) if has_edits else None))
+                holds_off = one.stop < one.sequence.num_prompt_tokens + params.min_tokens
+                has_edits = params.rules is not None or holds_off or one.mask is not None
+                rows.append(sampling_row(one, self._edits(one, kept) if has_edits else None))
         self._kept = kept
         return rows
 
-    def _edits(self, sequence: Sequence, kept: dict[SequenceId, _Processors]) -> Edits:
+    def _edits(self, scheduled: ScheduledSequence, kept: dict[SequenceId, _Processors]) -> Edits:
+        sequence = scheduled.sequence
         processors = self._kept.get(sequence.id)
         if processors is None or processors.sequence is not sequence:
             processors = _Processors(sequence, self._vocab_size)
         kept[sequence.id] = processors
-        return processors.edits()
+        return processors.edits(scheduled.mask)
 
 
 class _Processors:
@@ -69,11 +71,11 @@ class _Processors:
         self._bias = self._bias_of(rules)
         self._penalties = self._penalties_of(rules)
 
-    def edits(self) -> Edits:
-        """What is to be done for the token that comes next."""
+    def edits(self, mask: bytes | None) -> Edits:
+        """What is to be done for the token that comes next. mask: what a structure allows."""
         if self._penalties is not None:
             self._penalties.tally.advance(self.sequence.token_ids)
-        return Edits(self._allowed, self._forbidden(), self._bias, self._penalties)
+        return Edits(self._allowed, self._forbidden(), self._bias, self._penalties, mask)
 
     def _forbidden(self) -> Ids | None:
         token_ids = [word[-1] for word in self._bad_words if self._output_ends_in(word[:-1])]

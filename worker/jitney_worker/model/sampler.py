@@ -90,7 +90,10 @@ def row_failure(top: float) -> RowFailure:
 def _edit_failure(top: float) -> RowFailure:
     if top > 0:
         return RowFailure("bad_logits", "the penalties of this sequence take its logits beyond float32")
-    message = "allowed_token_ids, bad_words, logit_bias and min_tokens leave this sequence no token to choose"
+    message = (
+        "structured_outputs, allowed_token_ids, bad_words, logit_bias and min_tokens leave this sequence no token "
+        "to choose"
+    )
     return RowFailure("no_token_left", message)
 
 

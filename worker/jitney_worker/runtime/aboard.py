@@ -52,7 +52,7 @@ class Aboard:
             if choice.finish_reason is None:
                 request = choice.request
                 end_ids = request.params.stop_token_ids
-                self._stop_rules.register(request.id, stop, end_ids, options)
+                self._stop_rules.register(request.id, stop, end_ids, options, choice.structure)
                 self._bridge.send(Add(request))
 
     def seat_suspects(self) -> None:

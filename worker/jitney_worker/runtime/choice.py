@@ -13,6 +13,7 @@ from jitney.queue import Delivery
 from jitney_worker.engine.protocol import SequenceDelta, TokenLogprobs
 from jitney_worker.engine.sequence import SequenceId, SequenceRequest
 from jitney_worker.text.spelling import Speller
+from jitney_worker.text.structures import Structure
 
 
 class SpellsLogprobs(Protocol):
@@ -50,7 +51,8 @@ class Choice:
 
     num_logged: tokens that are in the log. The pending lists are what the next event will say; of pending_ids the
     last num_unspelled have no text in pending_text yet.
-    echo: text that stands before the first token's.
+    echo: text that stands before the first token's. structure: its state when the choice comes in; the engine thread's
+    from then on.
     """
 
     request: SequenceRequest
@@ -64,6 +66,7 @@ class Choice:
     finish_reason: FinishReason | None = None
     finish_is_logged: bool = False
     echo: str = ""
+    structure: Structure | None = None
 
     @property
     def number(self) -> int:

@@ -30,6 +30,7 @@ from jitney_worker.runtime.wishes import (
 )
 from jitney_worker.text.bad_words import bad_word_ids
 from jitney_worker.text.spelling import Speller
+from jitney_worker.text.structures import Structures
 from jitney_worker.text.tokenizer import Tokenizer
 
 Made = TypeVar("Made")
@@ -57,6 +58,7 @@ class Intake:
         spell_logprobs: SpellsLogprobs,
         pool: Executor,
         *,
+        structures: Structures,
         fingerprint: str,
     ) -> None:
         self._queue = queue
@@ -65,14 +67,16 @@ class Intake:
         self._check_fits = check_fits
         self._spell_logprobs = spell_logprobs
         self._pool = pool
+        self._structures = structures
         self._fingerprint = fingerprint
 
     async def prepare(self, delivery: Delivery, spec: JobSpec) -> RunningJob:
         """The job, ready to be added. Raises InvalidJob for what can never run."""
         prompt_ids = await self._prompt_ids(delivery, spec)
         past = await self._past(delivery)
-        # Words to tokenise, a prompt to spell or a log to spell again: long work, which the loop must not wait for.
-        if spec.sampling.bad_words or spec.sampling.echo or delivery.seq:
+        # Words to tokenise, a structure to compile, a prompt or a log to spell: the loop must not wait for long work.
+        sampling = spec.sampling
+        if sampling.bad_words or sampling.structured_outputs or sampling.echo or delivery.seq:
             return await self._in_pool(self._job, delivery, spec, prompt_ids, past)
         return self._job(delivery, spec, prompt_ids, past)
 
@@ -119,6 +123,8 @@ class Intake:
             choice.echo = echo
         if said.finish_reason is not None:
             choice.finish_reason, choice.finish_is_logged = said.finish_reason, True
+        elif spec.sampling.structured_outputs is not None:
+            choice.structure = self._structures.begin(spec.sampling.structured_outputs, said.token_ids)
         return choice
 
     async def _prompt_ids(self, delivery: Delivery, spec: JobSpec) -> tuple[int, ...]:

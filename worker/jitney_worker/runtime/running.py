@@ -249,8 +249,9 @@ class RunningJob:
 
 def _wire(failure: RowFailure) -> dict[str, Any]:
     """The error of a sequence that failed alone. A job whose own options leave it no token is no fault of ours."""
-    kind = "invalid_request_error" if failure.code == "no_token_left" else "server_error"
-    return {"type": kind, "code": failure.code, "message": failure.message, "param": None}
+    kind = "invalid_request_error" if failure.code in ("no_token_left", "structure_failed") else "server_error"
+    param = "structured_outputs" if failure.code == "structure_failed" else None
+    return {"type": kind, "code": failure.code, "message": failure.message, "param": param}
 
 
 def keep_s(spec: JobSpec | None) -> int:

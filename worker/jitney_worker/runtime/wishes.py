@@ -47,6 +47,7 @@ def sequence_params(
         num_prompt_logprobs=sampling.prompt_logprobs,
         has_stop_strings=bool(sampling.stop),
         rules=None if rules == NO_RULES else rules,
+        has_structure=sampling.structured_outputs is not None,
     )
 
 

@@ -37,6 +37,7 @@ from jitney_worker.runtime.stall import StallWatch
 from jitney_worker.runtime.view import View
 from jitney_worker.settings import WorkerSettings
 from jitney_worker.text.rules import StopRules
+from jitney_worker.text.structures import Structures
 from jitney_worker.text.tokenizer import Tokenizer
 
 MAX_FAULTS_IN_A_ROW = 2
@@ -58,6 +59,7 @@ class Crew:
     engine: Engine
     tokenizer: Tokenizer
     stop_rules: StopRules
+    structures: Structures
     spell_logprobs: SpellsLogprobs
     limits: ModelLimits
     model: str
@@ -152,6 +154,7 @@ class Worker:
             crew.engine.check_fits,
             crew.spell_logprobs,
             pool,
+            structures=crew.structures,
             fingerprint=crew.fingerprint,
         )
         publisher = Publisher(queue, is_held=self._leases.has)

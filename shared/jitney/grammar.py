@@ -1,0 +1,141 @@
+"""Structures as grammars of `llguidance`, and whether it can follow them. The library is imported when it is needed.
+
+Compiling is bounded three ways: by the size of a structure, by the library's own limits, and by time. A short text may
+still nest thousands of rules, through references, and the library recurses into them: on a thread's usual stack of
+8 MiB that ends the process. So whatever it reads, it reads on a stack that 64 KiB of text cannot fill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from jitney.errors import InvalidJob
+from jitney.structured import StructuredOutputs
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits
+
+COMPILE_TIMEOUT_S: Final = 10.0
+STACK_BYTES: Final = 256 << 20
+"""Of address space; memory is taken as far as it is used. The deepest structures of 64 KiB use some 40 MiB."""
+
+MAX_REASON_CHARS: Final = 300
+
+_NO_FORCING: Final = '%llguidance {"no_forcing":true}'
+"""Text that can only go on in one way may still be cut into tokens in any way: the library's own way to cut it asks the
+tokenizer, which for some vocabularies puts a space before every text."""
+
+_COMPACT: Final = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+
+_starting = threading.Lock()
+Made = TypeVar("Made")
+
+
+def is_available() -> bool:
+    """True if `llguidance` is installed (the extra `guided`)."""
+    return find_spec("llguidance") is not None
+
+
+def lark_of(asked: StructuredOutputs) -> str:
+    """The structure in the library's dialect of Lark. It must be there for a regex alone."""
+    return f"{_lark_of(asked)}\n{_NO_FORCING}"
+
+
+def _lark_of(asked: StructuredOutputs) -> str:
+    if asked.regex is not None:
+        from llguidance import regex_to_lark
+
+        return f"start: /{regex_to_lark(asked.regex)}/"
+    if asked.grammar is not None:
+        return asked.grammar
+    if asked.choice is not None:  # one terminal, which costs the parser one item however many there are
+        return f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, asked.choice))}"
+    schema = {"type": "object"} if asked.json_schema is None else json.loads(asked.json_schema)
+    return f"start: %json {json.dumps({**schema, 'x-guidance': _COMPACT})}"
+
+
+@lru_cache(maxsize=1)
+def parser_limits() -> LLParserLimits:
+    """What one structure may cost.
+
+    The whole batch waits for a step of the most ambiguous grammar: some 50 ms with these, half a second by default. An
+    object may have some 250 properties that are not required. A lexer's state takes one or two kilobytes.
+    """
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(max_items_in_row=1_000, step_max_items=4_000, max_lexer_states=50_000, verbose_errors=False)
+
+
+def refuse(asked: StructuredOutputs, complaint: str) -> InvalidJob:
+    """The error for a structure that the library cannot follow, in its words."""
+    return InvalidJob(
+        f"{asked.field} cannot be followed: {reason(complaint)}", param=asked.field, code="unsupported_structure"
+    )
+
+
+def reason(complaint: str) -> str:
+    """What the library complains of, in one line: the first, or what it names the error, without places in a text that
+    nobody wrote."""
+    lines = complaint.strip().splitlines() or ["no reason is given"]
+    named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    found = re.sub(r"^(at )?\d+\(\d+\): |failed to compile JSON schema: ", "", named[0] if named else lines[0])
+    return found if len(found) <= MAX_REASON_CHARS else found[: MAX_REASON_CHARS - 3] + "..."
+
+
+def on_deep_stack(compiles: Callable[[], Made], asked: StructuredOutputs) -> Made:
+    """What `compiles` returns, from a thread of its own, which is waited for.
+
+    Raises InvalidJob if that takes longer than COMPILE_TIMEOUT_S.
+    """
+    made: list[Made] = []
+    broke: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            made.append(compiles())
+        except BaseException as error:  # what the library does to a thread, down to panics that are no Exception
+            broke.append(error)
+
+    thread = threading.Thread(target=run, name="jitney-grammar", daemon=True)
+    with _starting:  # the size is the whole process', and threads of others keep theirs
+        usual = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(usual)
+    thread.join(COMPILE_TIMEOUT_S)
+    if made:
+        return made[0]
+    if broke:
+        raise refuse(asked, f"{type(broke[0]).__name__}: {broke[0]}")
+    raise refuse(asked, f"it takes longer than {COMPILE_TIMEOUT_S:g} s to compile: make it smaller")
+
+
+@lru_cache(maxsize=256)
+def _complaint(asked: StructuredOutputs) -> str:
+    from llguidance import LLMatcher
+
+    def compiles() -> str:
+        grammar = LLMatcher.grammar_from_lark(lark_of(asked))
+        return LLMatcher.validate_grammar(grammar, limits=parser_limits())
+
+    return on_deep_stack(compiles, asked)
+
+
+def check(asked: StructuredOutputs) -> None:
+    """Raise InvalidJob for what cannot be followed by any tokenizer; nothing where the library is not installed."""
+    if is_available() and (complaint := _complaint(asked)):
+        raise refuse(asked, complaint)
+
+
+async def check_early(asked: StructuredOutputs | None) -> None:
+    """`check`, off the event loop."""
+    if asked is not None:
+        await asyncio.to_thread(check, asked)
