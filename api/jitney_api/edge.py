@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from typing import Any
+from typing import Any, Final
 
 import orjson
+import structlog
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,6 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from jitney.errors import InvalidJob
 from jitney_api.failures import BadBody, error_response
 from jitney_api.settings import ApiSettings
+
+MAX_NESTING: Final = 100
+"""More than any tool's schema needs; less than what orjson writes again (254) and Python's recursion can follow."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -31,6 +35,8 @@ class RequestEdge:
             await self.app(scope, receive, send)
             return
         request_id = scope["jitney.request_id"] = _request_id(scope)
+        # Of this task alone: whatever is logged on behalf of the request carries its id.
+        structlog.contextvars.bind_contextvars(request_id=request_id)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -103,7 +109,26 @@ def _parse_object(body: bytes) -> dict[str, Any]:
         raise BadBody(f"the body is not JSON: {error.msg} (position {error.pos})", code="invalid_json") from None
     if not isinstance(parsed, dict):
         raise BadBody("the body must be a JSON object", code="invalid_json")
+    if _is_deeper(body, parsed, MAX_NESTING):
+        raise BadBody(f"the body is nested deeper than {MAX_NESTING} levels", code="invalid_json")
     return {name: value for name, value in parsed.items() if value is not None}
+
+
+def _is_deeper(body: bytes, parsed: Any, max_depth: int) -> bool:
+    """Whether arrays and objects lie in each other deeper than that. Level by level: a recursion could be too deep."""
+    if body.count(b"[") + body.count(b"{") <= max_depth:
+        return False  # so few cannot; nearly every request ends here
+    level = [parsed]
+    for _ in range(max_depth):
+        level = [
+            member
+            for one in level
+            for member in (one.values() if isinstance(one, dict) else one)
+            if isinstance(member, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _with_idempotency_key(body: dict[str, Any], header: str | None) -> dict[str, Any]:

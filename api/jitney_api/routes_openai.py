@@ -12,6 +12,7 @@ from jitney.cards import QueueCard
 from jitney.errors import UnknownQueue
 from jitney.messages import JobSpec
 from jitney_api.answers import chat_answer, completion_answer
+from jitney_api.callers import caller_of
 from jitney_api.documents import documented
 from jitney_api.edge import read_object
 from jitney_api.failures import refuse_if_failed
@@ -85,7 +86,7 @@ async def _answer(
 ) -> Response:
     """Enqueue, and answer as asked. Nothing is written before everything that can be checked here was checked."""
     service = service_of(request)
-    job = await service.client.enqueue_spec(spec, queue=asked.model, idempotency_key=asked.idempotency_key)
+    job = await service.enqueue(caller_of(request), spec, queue=asked.model, idempotency_key=asked.idempotency_key)
     heading = await service.heading(job.id)
 
     async def on_gone() -> None:

@@ -10,12 +10,15 @@ from typing import cast
 from redis.exceptions import RedisError
 from starlette.requests import Request
 
-from jitney import AsyncClient
+from jitney import AsyncClient, AsyncJob, JobSpec
 from jitney.cards import QueueCard, list_aliases, list_cards
-from jitney.errors import JitneyError, QueueUnavailable
+from jitney.errors import InvalidJob, JitneyError, JobNotFound, QueueUnavailable
 from jitney.keys import JobId, Keys, queue_of
 from jitney.logs import logger
+from jitney.records import JobStatus
 from jitney_api.answers import Heading
+from jitney_api.callers import Caller
+from jitney_api.keyring import Keyring
 from jitney_api.settings import ApiSettings
 
 _log = logger()
@@ -37,6 +40,10 @@ class Service:
         self.settings = settings
         url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
         self.client = AsyncClient(url, limits=settings.limits, name="jitney-api")
+        # None: nobody is asked for a key.
+        self.keyring = (
+            Keyring(settings.keys, self.client.redis, keep_s=settings.key_cache_s) if settings.asks_for_keys else None
+        )
         self._graces: set[asyncio.Task[None]] = set()
 
     async def aclose(self) -> None:
@@ -44,7 +51,28 @@ class Service:
         for grace in self._graces:
             grace.cancel()
         await asyncio.gather(*self._graces, return_exceptions=True)
+        if self.keyring is not None:
+            await self.keyring.aclose()
         await self.client.aclose()
+
+    async def enqueue(self, caller: Caller, spec: JobSpec, *, queue: str, idempotency_key: str | None) -> AsyncJob:
+        """Enqueue a job as the caller's tenant, whatever tenant the spec names. Raises as `AsyncClient.enqueue`."""
+        own = spec.model_copy(update={"tenant": caller.tenant})
+        return await self.client.enqueue_spec(own, queue=queue, idempotency_key=idempotency_key)
+
+    async def status(self, caller: Caller, job_id: str) -> JobStatus:
+        """Where a job of the caller's tenant stands. Every route that is given an id asks here first.
+
+        Raises JobNotFound, in the same words for what is no id, for no job, and for another tenant's; QueueUnavailable.
+        """
+        unknown = JobNotFound(f"no job {job_id[:96]}: it never existed, or its record has expired")
+        try:
+            status = await self.client.job(job_id).status()
+        except (InvalidJob, JobNotFound):
+            raise unknown from None
+        if not caller.may_see(status):
+            raise unknown
+        return status
 
     async def cards(self) -> dict[str, QueueCard]:
         """Every queue's card by the queue's name, then by each alias. Raises QueueUnavailable."""
