@@ -48,6 +48,7 @@ class BoundedHead(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._num_head_bytes = 0
+        self._has_begun = False
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -68,11 +69,13 @@ class BoundedHead(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._has_begun = True
         if self._timer is None:  # the next request on this connection
             self._await_head()
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
+        self._has_begun = False
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -96,7 +99,7 @@ class BoundedHead(HttpToolsProtocol):
         if self._is_answering():  # and the next request has begun to arrive meanwhile
             self._await_head()
             return
-        if self._num_head_bytes == 0:  # a connection that was only opened: nobody waits for an answer
+        if not self._has_begun:  # a connection that was only opened: nobody waits for an answer
             self.transport.close()
             return
         late = f"the request's head took longer than {self.header_timeout_s:g} s"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import re
 import secrets
+from collections.abc import Iterator
 from typing import Any, Final
 
 import orjson
@@ -19,6 +22,9 @@ from jitney_api.settings import ApiSettings
 
 MAX_NESTING: Final = 100
 """More than any tool's schema needs; less than what orjson writes again (254) and Python's recursion can follow."""
+
+BIG_BYTES: Final = 65_536
+"""Above it a body is parsed on another thread: a mebibyte of brackets takes a tenth of a second."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -82,7 +88,11 @@ async def read_object(request: Request, settings: ApiSettings) -> dict[str, Any]
             body = await _read_at_most(request, settings.max_body_bytes)
     except TimeoutError:
         raise BadBody(f"the body took longer than {settings.body_timeout_s:g} s", code="body_too_slow") from None
-    return _with_idempotency_key(_parse_object(body), request.headers.get("idempotency-key"))
+    if len(body) > BIG_BYTES:
+        parsed = await asyncio.to_thread(_parse_object, body)
+    else:
+        parsed = _parse_object(body)
+    return _with_idempotency_key(parsed, request.headers.get("idempotency-key"))
 
 
 async def _read_at_most(request: Request, max_bytes: int) -> bytes:
@@ -104,7 +114,8 @@ def _too_large(max_bytes: int) -> BadBody:
 
 def _parse_object(body: bytes) -> dict[str, Any]:
     try:
-        parsed = orjson.loads(body)
+        with _no_collection():
+            parsed = orjson.loads(body)
     except orjson.JSONDecodeError as error:  # also bytes that are not UTF-8, and nesting too deep
         raise BadBody(f"the body is not JSON: {error.msg} (position {error.pos})", code="invalid_json") from None
     if not isinstance(parsed, dict):
@@ -112,6 +123,18 @@ def _parse_object(body: bytes) -> dict[str, Any]:
     if _is_deeper(body, parsed, MAX_NESTING):
         raise BadBody(f"the body is nested deeper than {MAX_NESTING} levels", code="invalid_json")
     return {name: value for name, value in parsed.items() if value is not None}
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """The collector would look through what is parsed over and over: 350,000 empty lists took 0.3 s instead of 0.03."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _is_deeper(body: bytes, parsed: Any, max_depth: int) -> bool:
