@@ -40,7 +40,7 @@ def documented(schema: type[BaseModel], *, streams: bool = False, status: int = 
     return {
         "responses": {
             status: {"content": answers, "description": "the answer"},
-            **errors(400, 404, 409, 413, 429, 503),
+            **errors(400, 404, 408, 409, 413, 415, 429, 503),
         },
         "openapi_extra": {"requestBody": {"required": True, "content": {"application/json": {"schema": _ref(schema)}}}},
         "response_model": None,

@@ -13,6 +13,7 @@ from jitney.cards import list_cards
 from jitney.errors import QueueUnavailable
 from jitney.messages import WIRE_VERSION
 from jitney.workers import WorkerView, list_workers
+from jitney_api.documents import errors
 from jitney_api.failures import wire_of
 from jitney_api.service import Service, answering, service_of
 
@@ -56,7 +57,7 @@ async def health(request: Request) -> Response:
     return JSONResponse({"status": "ok", "queues": queues})
 
 
-@router.get("/v1/queue", tags=["queue"], responses={404: {"description": "no such queue or model"}})
+@router.get("/v1/queue", tags=["queue"], responses=errors(400, 404, 503))
 async def queue(request: Request, model: str | None = None) -> dict[str, Any]:
     """What waits, who works, and in how many seconds it is worked off. `model`: a queue, an alias or a model.
 
