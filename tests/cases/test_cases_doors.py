@@ -125,7 +125,7 @@ async def test_a_redis_that_goes_away_in_the_middle_ends_the_stream_as_an_error_
     await write_queue_card()
     async with Proxy(server.port) as proxy:
         api = await start_api(redis_url=server.url.replace(f":{server.port}/", f":{proxy.port}/"))
-        api.service.client.reader._max_outage_s = 0.5
+        api.service.client.reader._max_outage_s = 3.0
         asking = asyncio.create_task(api.complete(stream=True))
         job = await worker.claim()
         await job.say("half")
