@@ -26,4 +26,5 @@ ENV PATH=/opt/jitney/bin:$PATH PYTHONUNBUFFERED=1
 USER jitney
 WORKDIR /home/jitney
 EXPOSE 8000
+# Refuses to start until JITNEY_API__ACCESS says who may come in: see docs/API_KEYS.md.
 CMD ["jitney", "api", "--host", "0.0.0.0", "--port", "8000"]

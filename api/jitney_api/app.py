@@ -7,18 +7,22 @@ from collections.abc import AsyncIterator
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from jitney.errors import JitneyError
 from jitney_api import routes_health, routes_jobs, routes_openai, routes_tokens
+from jitney_api.access import admit, check_table
 from jitney_api.documents import openapi_of
 from jitney_api.edge import RequestEdge
-from jitney_api.failures import on_bug, on_client_gone, on_http_error, on_jitney_error, on_wrong_query
+from jitney_api.failures import JOB_ID_HEADER, on_bug, on_client_gone, on_http_error, on_jitney_error, on_wrong_query
 from jitney_api.service import Service
 from jitney_api.settings import ApiSettings
+
+ROUTERS = (routes_openai.router, routes_jobs.router, routes_tokens.router, routes_health.router)
 
 DESCRIPTION = (
     "Durable LLM generation by continuous batching. Every answer is a job: it can be left, watched from any "
@@ -29,6 +33,7 @@ DESCRIPTION = (
 def create_app(settings: ApiSettings | None = None) -> FastAPI:
     """The ASGI application. Connections are opened when it starts and closed when it stops."""
     settings = settings or ApiSettings.load()
+    check_table(ROUTERS)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -44,14 +49,16 @@ def create_app(settings: ApiSettings | None = None) -> FastAPI:
         description=DESCRIPTION,
         lifespan=lifespan,
         redirect_slashes=False,
+        dependencies=[Depends(admit)],
         # Both pages would load their scripts from somebody else's host.
         docs_url=None,
         redoc_url=None,
     )
-    app.include_router(routes_openai.router)
-    app.include_router(routes_jobs.router)
-    app.include_router(routes_tokens.router)
-    app.include_router(routes_health.router)
+    for router in ROUTERS:
+        app.include_router(router)
+    app.state.asks_for_keys = settings.asks_for_keys
+    if settings.cors_origins:
+        app.add_middleware(CORSMiddleware, **_cors(settings))
     app.add_middleware(RequestEdge, settings=settings)
     app.add_exception_handler(JitneyError, on_jitney_error)
     app.add_exception_handler(HTTPException, on_http_error)
@@ -59,6 +66,16 @@ def create_app(settings: ApiSettings | None = None) -> FastAPI:
     app.add_exception_handler(ClientDisconnect, on_client_gone)
     app.add_exception_handler(Exception, on_bug)
     return app
+
+
+def _cors(settings: ApiSettings) -> dict[str, Any]:
+    """No cookies are meant by any of it: a page sends its key itself."""
+    return {
+        "allow_origins": settings.cors_origins,
+        "allow_methods": ("GET", "POST", "DELETE"),
+        "allow_headers": ("*",),
+        "expose_headers": ("x-request-id", JOB_ID_HEADER, "retry-after", "retry-after-ms"),
+    }
 
 
 class _Application(FastAPI):

@@ -11,7 +11,7 @@ import typer
 import uvicorn
 
 from jitney.logs import configure
-from jitney_api.app import create_app
+from jitney_api.connections import server_config
 from jitney_api.settings import ApiSettings
 
 
@@ -47,16 +47,7 @@ def serve(settings: ApiSettings) -> None:
     """Serve until SIGTERM or SIGINT; open streams may go on for `drain_timeout_s`."""
     # uvicorn sends the signal once more after it has stopped in good order, which is no way to die of it.
     signal.signal(signal.SIGTERM, _leave)
-    config = uvicorn.Config(
-        create_app(settings),
-        host=settings.host,
-        port=settings.port,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=round(settings.drain_timeout_s),
-    )
-    _AnnouncingServer(config).run()
+    _AnnouncingServer(server_config(settings)).run()
 
 
 def _leave(_number: int, _frame: object) -> None:

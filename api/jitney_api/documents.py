@@ -9,6 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import models_json_schema
 
+from jitney_api.access import NEEDS
 from jitney_api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, JobRequest, TokenizeRequest
 
 _REF: Final = "#/components/schemas/{model}"
@@ -39,7 +40,7 @@ def documented(schema: type[BaseModel], *, streams: bool = False, status: int = 
     return {
         "responses": {
             status: {"content": answers, "description": "the answer"},
-            **errors(400, 404, 409, 413, 429, 503),
+            **errors(400, 404, 408, 409, 413, 415, 429, 503),
         },
         "openapi_extra": {"requestBody": {"required": True, "content": {"application/json": {"schema": _ref(schema)}}}},
         "response_model": None,
@@ -76,5 +77,23 @@ def openapi_of(app: FastAPI) -> dict[str, Any]:
             operation.get("responses", {}).pop("422", None)
         for name in ("HTTPValidationError", "ValidationError"):
             known.pop(name, None)
+        if app.state.asks_for_keys:
+            _ask_for_keys(document)
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _ask_for_keys(document: dict[str, Any]) -> None:
+    """Say of each operation which scope it needs, and how it refuses."""
+    bearer = {"type": "http", "scheme": "bearer", "description": "An API key; see `jitney keys add`."}
+    document["components"]["securitySchemes"] = {"bearer": bearer}
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            needed = _NEEDS_BY_SHOWN_PATH[method.upper(), path]
+            if needed is not None:
+                # Scopes of other schemes than OAuth's: allowed as names of roles since OpenAPI 3.1.
+                operation["security"] = [{"bearer": [needed]}]
+                operation["responses"] |= {str(status): one for status, one in errors(401, 403).items()}
+
+
+_NEEDS_BY_SHOWN_PATH: Final = {(method, path.replace(":path}", "}")): one for (method, path), one in NEEDS.items()}

@@ -16,6 +16,7 @@ from jitney.errors import (
     InvalidJob,
     JitneyError,
     JobEnded,
+    KeyRefused,
     NotDurable,
     Overloaded,
     QueueUnavailable,
@@ -36,6 +37,8 @@ CLIENT_CLOSED: Final = 499
 """The job was cancelled. No standard status says so; this one is nginx's, and no SDK repeats it."""
 
 _STATUS_BY_CODE: Final[dict[str, int]] = {
+    "invalid_api_key": 401,
+    "insufficient_scope": 403,
     "model_not_found": 404,
     "job_not_found": 404,
     "unknown_url": 404,
@@ -121,6 +124,8 @@ def _headers(error: JitneyError, status: int) -> dict[str, str]:
     """When to come back. Without `x-should-retry: false` the SDK sends 408, 409 and every 5xx again."""
     if isinstance(error, JobEnded):
         return {"x-should-retry": "false", JOB_ID_HEADER: error.job_id}
+    if isinstance(error, KeyRefused):
+        return {"www-authenticate": 'Bearer realm="jitney"'}
     if isinstance(error, Overloaded):
         return _retry_after(error.retry_after_s)
     if isinstance(error, QueueUnavailable):
@@ -191,6 +196,7 @@ async def on_client_gone(_request: Request, _error: Exception) -> Response:
 async def on_bug(request: Request, error: Exception) -> Response:
     """Handler of last resort: the caller learns the request id, the log the rest."""
     request_id = str(request.scope.get("jitney.request_id", "-"))
+    # Named once more: this runs outside the edge, where the id was bound to the log.
     logger().error("request_failed", request_id=request_id, path=request.url.path[:MAX_ECHO_CHARS], exc_info=error)
     wire = {"message": f"internal error; request id {request_id}", "type": "server_error", "code": "internal_error"}
     headers = {"x-request-id": request_id, "x-should-retry": "false"}

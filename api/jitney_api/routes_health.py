@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,7 +11,9 @@ from starlette.responses import JSONResponse, Response
 
 from jitney.cards import list_cards
 from jitney.errors import QueueUnavailable
+from jitney.messages import WIRE_VERSION
 from jitney.workers import WorkerView, list_workers
+from jitney_api.documents import errors
 from jitney_api.failures import wire_of
 from jitney_api.service import Service, answering, service_of
 
@@ -21,6 +24,12 @@ router = APIRouter(tags=["health"])
 async def livez() -> dict[str, str]:
     """The process answers."""
     return {"status": "ok"}
+
+
+@router.get("/version")
+async def show_version() -> dict[str, Any]:
+    """Of this program, and of what travels in jobs and events."""
+    return {"version": version("jitney"), "wire_version": WIRE_VERSION}
 
 
 @router.get("/readyz", responses={503: {"description": "not ready, and why"}})
@@ -48,7 +57,7 @@ async def health(request: Request) -> Response:
     return JSONResponse({"status": "ok", "queues": queues})
 
 
-@router.get("/v1/queue", tags=["queue"], responses={404: {"description": "no such queue or model"}})
+@router.get("/v1/queue", tags=["queue"], responses=errors(400, 404, 503))
 async def queue(request: Request, model: str | None = None) -> dict[str, Any]:
     """What waits, who works, and in how many seconds it is worked off. `model`: a queue, an alias or a model.
 

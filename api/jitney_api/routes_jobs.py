@@ -8,12 +8,13 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from jitney.errors import InvalidJob, JobEnded, JobNotFound, StreamLost
+from jitney.errors import InvalidJob, JobEnded, StreamLost
 from jitney.follower import parse as parse_event
 from jitney.keys import JobId, queue_of
 from jitney.records import JobStatus
 from jitney.result import Collector, Result
 from jitney_api.answers import usage_shape
+from jitney_api.callers import caller_of
 from jitney_api.documents import documented, errors
 from jitney_api.edge import read_object
 from jitney_api.failures import JOB_ID_HEADER, wire_of
@@ -37,7 +38,7 @@ async def create_job(request: Request) -> Response:
     body = await read_object(request, service.settings)
     refuse_unsupported(body)
     asked = parse(JobRequest, body)
-    job = await service.enqueue(asked, detached_job(asked))
+    job = await service.enqueue(caller_of(request), asked, detached_job(asked))
     return JSONResponse(_links(job.id), 202, {JOB_ID_HEADER: job.id, "location": f"/v1/jobs/{job.id}"})
 
 
@@ -45,7 +46,7 @@ async def create_job(request: Request) -> Response:
 async def get_job(request: Request, job_id: str) -> dict[str, Any]:
     """Where the job stands; once it has ended also what it said, its usage, or its error."""
     service = service_of(request)
-    status = await _status(service, job_id)
+    status = await service.status(caller_of(request), job_id)
     return {**_links(status.id), "object": "job", **_standing(status), **await _outcome(service, status)}
 
 
@@ -53,8 +54,10 @@ async def get_job(request: Request, job_id: str) -> dict[str, Any]:
 async def cancel_job(request: Request, job_id: str) -> dict[str, Any]:
     """End the job now. May be repeated; a job that has already ended stays as it is."""
     service = service_of(request)
-    await service.client.job(_known_shape(job_id)).cancel()
-    return {**_links(JobId(job_id)), "object": "job", **_standing(await _status(service, job_id))}
+    caller = caller_of(request)
+    status = await service.status(caller, job_id)
+    await service.client.job(status.id).cancel()
+    return {**_links(status.id), "object": "job", **_standing(await service.status(caller, job_id))}
 
 
 @router.get("/{job_id}/events", responses={200: {"content": {"text/event-stream": {}}}, **errors(400, 404, 410, 503)})
@@ -76,7 +79,7 @@ async def job_events(
     service = service_of(request)
     cursor = _cursor(request, starting_after)
     usage = UsageTerms(include_usage, continuous_usage_stats)
-    status = await _status(service, job_id)
+    status = await service.status(caller_of(request), job_id)
     if status.state == "done" and cursor == status.seq:
         return Response(status_code=204, headers={JOB_ID_HEADER: status.id})
     heading = await service.heading(status.id)
@@ -92,19 +95,6 @@ async def job_events(
 def _links(job_id: JobId) -> dict[str, Any]:
     here = f"/v1/jobs/{job_id}"
     return {"id": job_id, "queue": queue_of(job_id), "status_url": here, "events_url": f"{here}/events"}
-
-
-async def _status(service: Service, job_id: str) -> JobStatus:
-    return await service.client.job(_known_shape(job_id)).status()
-
-
-def _known_shape(job_id: str) -> JobId:
-    """What cannot be an id is the id of no job."""
-    try:
-        queue_of(job_id)
-    except InvalidJob:
-        raise JobNotFound(f"no job {job_id[:64]!r}") from None
-    return JobId(job_id)
 
 
 def _cursor(request: Request, starting_after: int) -> int:

@@ -12,7 +12,8 @@ from jitney.cards import QueueCard
 from jitney.errors import UnknownQueue
 from jitney.messages import JobSpec
 from jitney_api.answers import chat_answer, completion_answer
-from jitney_api.documents import documented
+from jitney_api.callers import caller_of
+from jitney_api.documents import documented, errors
 from jitney_api.edge import read_object
 from jitney_api.failures import refuse_if_failed
 from jitney_api.fields import refuse_unsupported
@@ -45,14 +46,14 @@ async def completions(request: Request) -> Response:
         return await _answer(request, asked, completion_job(asked), "completion", completion_answer)
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses=errors(503))
 async def list_models(request: Request) -> dict[str, Any]:
     """Every queue and alias: the names that `model` knows."""
     cards = await service_of(request).cards()
     return {"object": "list", "data": [_model(name, card) for name, card in cards.items()]}
 
 
-@router.get("/v1/models/{model:path}")
+@router.get("/v1/models/{model:path}", responses=errors(404, 503))
 async def get_model(request: Request, model: str) -> dict[str, Any]:
     """One queue, by its own name or an alias."""
     service = service_of(request)
@@ -89,7 +90,7 @@ async def _answer(
     """Enqueue, and answer as asked. Nothing is written before everything that can be checked here was checked."""
     service = service_of(request)
     usage = _usage_terms(asked.stream_options)
-    job = await service.enqueue(asked, spec)
+    job = await service.enqueue(caller_of(request), asked, spec)
     heading = await service.heading(job.id)
 
     async def on_gone() -> None:

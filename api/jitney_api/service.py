@@ -12,12 +12,15 @@ from starlette.requests import Request
 
 from jitney import AsyncClient, AsyncJob
 from jitney.cards import QueueCard, list_aliases, list_cards
-from jitney.errors import JitneyError, QueueUnavailable
+from jitney.errors import InvalidJob, JitneyError, JobNotFound, QueueUnavailable
 from jitney.keys import JobId, Keys, queue_of
 from jitney.logs import logger
 from jitney.messages import JobSpec
+from jitney.records import JobStatus
 from jitney.submission import check_against
 from jitney_api.answers import Heading
+from jitney_api.callers import Caller
+from jitney_api.keyring import Keyring
 from jitney_api.prompts import count_prompt
 from jitney_api.schemas import ChatRequest, CompletionRequest, JobRequest
 from jitney_api.settings import ApiSettings
@@ -45,6 +48,10 @@ class Service:
         self.tokenizers = Tokenizers(
             self.client.redis, max_loaded=settings.max_tokenizers, num_threads=settings.num_tokenizer_threads
         )
+        # None: nobody is asked for a key.
+        self.keyring = (
+            Keyring(settings.keys, self.client.redis, keep_s=settings.key_cache_s) if settings.asks_for_keys else None
+        )
         self._graces: set[asyncio.Task[None]] = set()
 
     async def aclose(self) -> None:
@@ -52,20 +59,39 @@ class Service:
         for grace in self._graces:
             grace.cancel()
         await asyncio.gather(*self._graces, return_exceptions=True)
+        if self.keyring is not None:
+            await self.keyring.aclose()
         await self.tokenizers.aclose()
         await self.client.aclose()
 
-    async def enqueue(self, asked: ChatRequest | CompletionRequest | JobRequest, spec: JobSpec) -> AsyncJob:
-        """Enqueue the job of a request, after everything that can be checked here was checked.
+    async def enqueue(
+        self, caller: Caller, asked: ChatRequest | CompletionRequest | JobRequest, spec: JobSpec
+    ) -> AsyncJob:
+        """Enqueue a request's job as the caller's tenant, after everything that can be checked here was checked.
 
         Raises InvalidJob and its kin, IdempotencyConflict, Overloaded, QueueUnavailable.
         """
+        own = spec.model_copy(update={"tenant": caller.tenant})
         _, card = await self.client.card(asked.model)
-        check_against(card, spec)
-        num_prompt_tokens = await count_prompt(self.tokenizers, card, spec, limit=asked.limit_name)
+        check_against(card, own)
+        num_prompt_tokens = await count_prompt(self.tokenizers, card, own, limit=asked.limit_name)
         return await self.client.enqueue_spec(
-            spec, queue=asked.model, idempotency_key=asked.idempotency_key, num_prompt_tokens=num_prompt_tokens
+            own, queue=asked.model, idempotency_key=asked.idempotency_key, num_prompt_tokens=num_prompt_tokens
         )
+
+    async def status(self, caller: Caller, job_id: str) -> JobStatus:
+        """Where a job of the caller's tenant stands. Every route that is given an id asks here first.
+
+        Raises JobNotFound, in the same words for what is no id, for no job, and for another tenant's; QueueUnavailable.
+        """
+        unknown = JobNotFound(f"no job {job_id[:96]}: it never existed, or its record has expired")
+        try:
+            status = await self.client.job(job_id).status()
+        except (InvalidJob, JobNotFound):
+            raise unknown from None
+        if not caller.may_see(status):
+            raise unknown
+        return status
 
     async def cards(self) -> dict[str, QueueCard]:
         """Every queue's card by the queue's name, then by each alias. Raises QueueUnavailable."""

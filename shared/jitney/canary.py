@@ -158,7 +158,7 @@ async def check_rights(url: str, queue: str | None) -> Finding:
         with contextlib.suppress(redis.exceptions.RedisError, OSError):
             await canary.clean_up()
         tag = f"{{jitney:{queue or '*'}}}:*"
-        rights = f"this user needs ~{tag} ~jitney:* &{tag} +@all -@dangerous -@admin"
+        rights = f"this user needs ~{tag} ~jitney:* &{tag} +@all -@dangerous -@admin (roles: ops/redis/users.acl)"
         if _is_forbidden(error):
             named = "" if queue else "; for a user of single queues, name one with --queue"
             return Finding("rights", "fail", f"could not {canary.step}: {error}", rights + named)

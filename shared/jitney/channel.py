@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import AsyncIterator, Coroutine
 from types import TracebackType
 from typing import Any
@@ -140,7 +141,8 @@ class ChannelReader:
         return channel
 
     def _start(self, forever: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(forever)
+        # In a context of its own: it outlives the request that was the first to follow, and must not log under its id.
+        task = asyncio.create_task(forever, context=contextvars.Context())
         task.add_done_callback(self._on_end)
         return task
 

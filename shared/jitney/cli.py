@@ -16,6 +16,7 @@ from jitney.client import Client, Job
 from jitney.dead_cli import dead
 from jitney.doctor import doctor
 from jitney.errors import InvalidJob, JitneyError
+from jitney.keys_cli import keys
 from jitney.plugins import add_plugins, outcomes
 from jitney.result import Collector
 from jitney.sampling import SamplingParams
@@ -213,6 +214,7 @@ def _read_messages(path: Path) -> Any:
 
 
 app.add_typer(dead)
+app.add_typer(keys)
 app.command()(doctor)
 add_plugins(app)
 

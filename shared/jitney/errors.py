@@ -4,6 +4,8 @@
     ├── InvalidJob                 what was asked can never run: the caller changes something
     │   ├── PromptTooLong
     │   └── UnknownQueue
+    ├── KeyRefused                 over HTTP: no API key, or one that nobody knows
+    ├── ScopeMissing               over HTTP: the API key is not meant for this
     ├── IdempotencyConflict        the same key was used for another body
     ├── Overloaded                 the queue is full: come back later
     ├── QueueUnavailable           Redis does not answer
@@ -75,6 +77,25 @@ class UnknownQueue(InvalidJob):
         super().__init__(f"unknown model or queue {name[:80]!r}; known: {names}", param="model", code="model_not_found")
         self.name = name
         self.known = known
+
+
+class KeyRefused(JitneyError):
+    """Over HTTP: no API key, more than one, or one that nobody knows (any more)."""
+
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+
+class ScopeMissing(JitneyError):
+    """The API key is known, and not meant for this."""
+
+    type = "permission_error"
+    code = "insufficient_scope"
+
+    def __init__(self, needed: str, *, held: list[str]) -> None:
+        super().__init__(f"this needs a key with the scope {needed}; the key given has {', '.join(held)}")
+        self.needed = needed
+        self.held = held
 
 
 class IdempotencyConflict(JitneyError):

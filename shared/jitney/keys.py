@@ -19,6 +19,7 @@ Fence = NewType("Fence", str)
 QUEUES: Final = "jitney:queues"
 ALIASES: Final = "jitney:aliases"
 TOKENIZERS: Final = "jitney:tokenizers"
+API_KEYS: Final = "jitney:keys"
 
 _QUEUE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}")
 _TENANT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

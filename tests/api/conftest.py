@@ -19,7 +19,7 @@ from tests.api.api_wire import PATIENCE_S, Answer, ask, send
 from jitney.connection import Redis, connect_blocking
 from jitney.messages import Event, JobSpec, usage_of
 from jitney.queue import Append, Delivery, Ending, Queue
-from jitney_api.app import create_app
+from jitney_api.connections import server_config
 from jitney_api.service import Service
 from jitney_api.settings import ApiSettings
 
@@ -172,9 +172,7 @@ StartApi = Callable[..., Awaitable[Api]]
 
 
 def make_server(**settings: Any) -> tuple[uvicorn.Server, socket.socket]:
-    config = uvicorn.Config(
-        create_app(ApiSettings(**settings)), log_level="critical", ws="none", timeout_graceful_shutdown=1
-    )
+    config = server_config(ApiSettings(**settings), log_level="critical", timeout_graceful_shutdown=1)
     listening = socket.socket()
     # Small, so that a reader who takes nothing is felt before the kernel has swallowed megabytes.
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.api.conftest import start_api
+from tests.api.conftest import start_api, worker
 from tests.cases.kinds import KINDS
 from tests.faults.arena import Arena, arena
 from tests.runtime.conftest import client, ears, start_worker, tiny_directory, tokenizer
@@ -14,7 +14,7 @@ from tests.runtime.conftest import client, ears, start_worker, tiny_directory, t
 from jitney.embedded import EmbeddedServer, find_server
 from jitney.errors import ServerError
 
-__all__ = ["client", "ears", "start_api", "start_worker", "tiny_directory", "tokenizer"]
+__all__ = ["client", "ears", "start_api", "start_worker", "tiny_directory", "tokenizer", "worker"]
 
 StartServer = Callable[..., EmbeddedServer]
 

@@ -196,6 +196,16 @@ def test_every_variable_is_a_setting_and_none_is_the_one_that_kubernetes_sets(co
     assert {"JITNEY_REDIS_URL", "JITNEY_MODEL"} <= given
 
 
+def test_the_api_says_who_may_come_in_and_asks_nobody_only_behind_a_loopback_port(compose: dict[str, Any]) -> None:
+    """On every address of its container it would not start otherwise; the way out of there is the published port."""
+    service = compose["services"]["api"]
+    assert service["command"][service["command"].index("--host") + 1] == "0.0.0.0"
+    assert service["environment"]["JITNEY_API__ACCESS"] == "${JITNEY_API__ACCESS:-open}"
+    published = [port for name in ("api", "redis") for port in compose["services"][name]["ports"]]
+    assert len(published) == 2
+    assert all(port.startswith("127.0.0.1:") for port in published)
+
+
 def seconds(duration: str) -> float:
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
     return sum(float(number) * units[unit] for number, unit in re.findall(r"([\d.]+)([smh])", duration))
@@ -257,6 +267,7 @@ class Here:
         word = word.replace("redis://redis:6379/", f"redis://127.0.0.1:{self.redis_port}/")
         word = word.replace("127.0.0.1:8000", f"127.0.0.1:{self.api_port}")
         word = word.replace("${JITNEY_MODEL:-smollm2-135m-instruct}", str(self.model))
+        word = re.sub(r"\$\{\w+:-(\w+)\}", r"\1", word)  # nobody has set it
         words = {
             "0.0.0.0": "127.0.0.1",
             "8000": str(self.api_port),
