@@ -1,4 +1,4 @@
-"""A response's stream, read strictly; and gone on with from every number, whoever asks, whenever, through any process."""
+"""A response's stream, read strictly; and gone on with from every number, at any time, through any process."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "intege
     [
         ({"input": []}, "input", "list of messages"),
         ({"input": 5}, "input", "list of messages"),
-        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input", "item 0 has type 'function_call_output'"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input", "'function_call_output'"),
         ({"input": [{"role": "user", "content": "x"}, {"type": "item_reference", "id": "x"}]}, "input", "item 1"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role", "'user'"),
         ({"input": [{"role": "user"}]}, "input.0.content", "required"),
