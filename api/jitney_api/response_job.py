@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from jitney.errors import InvalidJob
 from jitney.messages import JobSpec
-from jitney.sampling import MAX_LOGPROBS
+from jitney.sampling import MAX_LOGPROBS, explain
 from jitney.structured import StructuredOutputs
 from jitney_api.response_schemas import LOGPROBS, ResponseRequest, TextFormat
 from jitney_api.structure import SCHEMA_HERE, json_structure
@@ -18,33 +17,40 @@ from jitney_api.translate import job_of, on_disconnect_of, sampling_of
 
 Messages = tuple[dict[str, Any], ...]
 
-NAMES: Final = {"messages": "input", "max_tokens": "max_output_tokens", SCHEMA_HERE: "text.format.schema"}
+NAMES: Final = {
+    "messages": "input",
+    "prompt": "input",
+    "max_tokens": "max_output_tokens",
+    SCHEMA_HERE: "text.format.schema",
+}
 """Fields of a job, and the caller's fields that they were made of."""
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(BaseModel):
     """What a response says of itself and its job does not; kept in the job as `JobSpec.response`, defaults left out.
 
     has_instructions: the job's first message is them, and no part of the conversation. format: `text.format` without
     the schema, which is the job's own structure.
     """
 
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
     background: bool = False
     has_instructions: bool = False
     previous_response_id: str | None = None
-    format: Mapping[str, Any] | None = None
+    format: dict[str, Any] | None = None
 
     def kept(self) -> dict[str, Any]:
         """As it stands in the job."""
-        given = {name: getattr(self, name) for name in self.__slots__}
-        return {name: value for name, value in given.items() if value}
+        return self.model_dump(exclude_defaults=True)
 
     @classmethod
     def of(cls, spec: JobSpec) -> Terms:
-        """The inverse. What a newer process wrote besides is passed over."""
-        kept = spec.response or {}
-        return cls(**{name: kept[name] for name in cls.__slots__ if name in kept})
+        """The inverse, for whatever somebody wrote; members of a newer process are passed over. Raises InvalidJob."""
+        try:
+            return cls.model_validate(spec.response or {})
+        except ValidationError as error:
+            raise explain(error, prefix="response.") from None
 
 
 def response_job(asked: ResponseRequest, past: Messages = ()) -> JobSpec:
@@ -55,7 +61,12 @@ def response_job(asked: ResponseRequest, past: Messages = ()) -> JobSpec:
         raise InvalidJob(f"max_output_tokens must be at least 1 (given: {limit})", param="max_output_tokens")
     sampling = sampling_of(asked, _structure(asked), logprobs=_logprobs(asked), max_tokens=limit)
     instructions = [] if asked.instructions is None else [{"role": "system", "content": asked.instructions}]
-    terms = Terms(asked.background, bool(instructions), asked.previous_response_id, _kept_format(asked.text.format))
+    terms = Terms(
+        background=asked.background,
+        has_instructions=bool(instructions),
+        previous_response_id=asked.previous_response_id,
+        format=_kept_format(asked.text.format),
+    )
     return job_of(
         asked,
         sampling,
@@ -74,7 +85,7 @@ def conversation(spec: JobSpec, answer: str) -> Messages:
 
 def instructions_of(spec: JobSpec) -> str | None:
     """The response's own instructions."""
-    return spec.messages[0]["content"] if spec.messages and Terms.of(spec).has_instructions else None
+    return spec.messages[0].get("content") if spec.messages and Terms.of(spec).has_instructions else None
 
 
 def text_format(spec: JobSpec) -> dict[str, Any]:

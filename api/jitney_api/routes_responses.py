@@ -18,7 +18,7 @@ from jitney_api.response_fields import refuse_unsupported
 from jitney_api.response_frames import ResponseFrames
 from jitney_api.response_job import NAMES, response_job
 from jitney_api.response_schemas import ResponseRequest
-from jitney_api.responses import ResponseShape
+from jitney_api.responses import PREFIX, ResponseShape
 from jitney_api.schemas import parse
 from jitney_api.service import Service, service_of
 from jitney_api.sse import EventStream, StreamTerms
@@ -40,12 +40,12 @@ async def create_response(request: Request) -> Response:
     with named(NAMES):
         spec = response_job(asked, past)
         job = await service.enqueue(caller, asked, spec)
-    heading = await service.heading(job.id)
-    shape = ResponseShape(heading, spec)
     if asked.background and not asked.stream:
         # As it stands: an idempotency key may have found a response that has long ended.
-        stored = await find_response(service, caller, shape.id)
+        stored = await find_response(service, caller, f"{PREFIX}{job.id}")
         return JSONResponse(await stored.object(service), headers={JOB_ID_HEADER: job.id})
+    heading = await service.heading(job.id)
+    shape = ResponseShape(heading, spec)
 
     async def on_gone() -> None:
         if spec.on_disconnect == "cancel":
@@ -88,7 +88,7 @@ async def get_response(
     return JSONResponse(await stored.object(service), headers={JOB_ID_HEADER: stored.status.id})
 
 
-@router.post("/{response_id}/cancel", responses=errors(404, 503))
+@router.post("/{response_id}/cancel", responses=errors(404, 410, 503))
 async def cancel_response(request: Request, response_id: str) -> dict[str, Any]:
     """End a response now, in the background or not. May be repeated; one that has ended stays as it is."""
     service, caller = service_of(request), caller_of(request)

@@ -6,11 +6,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from jitney.errors import InvalidJob, JobNotFound
+from jitney.errors import InvalidJob, JobNotFound, StreamLost
 from jitney.follower import parse as parse_event
 from jitney.keys import Keys, queue_of
 from jitney.messages import JobSpec
 from jitney.records import JobStatus
+from jitney_api.answers import Heading
 from jitney_api.callers import Caller
 from jitney_api.response_frames import ResponseFrames
 from jitney_api.response_job import Messages, conversation
@@ -27,22 +28,26 @@ class StoredResponse:
     shape: ResponseShape
 
     async def told(self, service: Service) -> ResponseFrames:
-        """The stream up to where the log is now. Raises QueueUnavailable."""
+        """The stream up to where the log is now. Raises StreamLost where an ended job has no end, QueueUnavailable."""
         frames, seq = ResponseFrames(self.shape), 0
         queue = service.client.queue(queue_of(self.status.id))
-        while True:
+        while not frames.has_ended:
             async with answering():
                 payloads = await queue.read_log(self.status.id, seq)
-            for message in map(parse_event, payloads or ()):
+            messages = [parse_event(payload) for payload in payloads or ()]
+            for message in messages:
                 if message is not None:
                     seq = message.event.seq
                     frames.of(message)
-            if not payloads or frames.has_ended:
-                return frames
-            await asyncio.sleep(0)
+            if not messages or messages[-1] is None:
+                break
+            await asyncio.sleep(0)  # between the pages of a long log others have their turn
+        if self.status.state == "done" and not frames.has_ended:
+            raise StreamLost(f"the log of {self.shape.id} ends at {frames.num_told - 1}, before its last event")
+        return frames
 
     async def object(self, service: Service) -> dict[str, Any]:
-        """The response object as it stands."""
+        """The response object as it stands. Raises as `told`."""
         if self.status.state == "done":
             return (await self.told(service)).response
         has_begun = self.status.state == "running" or self.status.seq > 0
@@ -67,7 +72,8 @@ async def find_response(service: Service, caller: Caller, response_id: str) -> S
         spec = None if body is None else JobSpec.decode(body)
         if spec is None or spec.response is None or not spec.keep_body:
             raise unknown
-        return StoredResponse(status, spec, ResponseShape(await service.heading(status.id), spec))
+        heading = Heading(status.id, queue_of(status.id), int(status.created_at), fingerprint=None)
+        return StoredResponse(status, spec, ResponseShape(heading, spec))
     except (InvalidJob, JobNotFound):
         raise unknown from None
 

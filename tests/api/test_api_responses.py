@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import orjson
 import pytest
 from tests.api.api_wire import until
 from tests.api.conftest import Api, ScriptedWorker
@@ -186,3 +187,36 @@ async def test_what_expires_in_the_queue_has_failed(api: Api, worker: ScriptedWo
     assert (await worker.queue.claim("w", "n", credit=1, fingerprint="fp", lease_s=60)).deliveries == ()
     found = await (await api.get(f"{PATH}/{id}")).json()
     assert (found["status"], found["error"]["code"], found["output"]) == ("failed", "job_expired", [])
+
+
+@pytest.mark.parametrize("response", [{"format": 5}, {"background": "?"}, {"previous_response_id": []}])
+async def test_what_somebody_else_wrote_into_a_job_is_no_accident(
+    api: Api, worker: ScriptedWorker, redis: Any, response: Any
+) -> None:
+    id = (await (await create(api, background=True)).json())["id"]
+    body = Keys(api.model).body(id.removeprefix("resp_"))
+    await redis.set(body, orjson.dumps(orjson.loads(await redis.get(body)) | {"response": response}))
+    assert (await api.get(f"{PATH}/{id}")).status == 404
+
+
+async def test_a_log_without_its_end_is_told_of_and_not_taken_for_an_answer(
+    api: Api, worker: ScriptedWorker, redis: Any
+) -> None:
+    id = (await (await create(api, background=True)).json())["id"]
+    [job] = await worker.serve("Hi")
+    await redis.xdel(worker.queue.keys.tokens(job.id), f"{job.seq}-0")
+    for answer in (await api.get(f"{PATH}/{id}"), await api.get(f"{PATH}/{id}?stream=true&starting_after=1")):
+        assert (answer.status, (await answer.json())["error"]["code"]) == (410, "stream_lost")
+
+
+async def test_a_conversation_that_has_grown_too_large_is_refused_by_the_callers_own_field(
+    api: Api, worker: ScriptedWorker, redis: Any
+) -> None:
+    half = "x" * 600_000
+    serving = asyncio.create_task(worker.serve("Hi"))
+    first = await (await create(api, input=half)).json()
+    await serving
+    answer = await create(api, input=half, previous_response_id=first["id"])
+    error = (await answer.json())["error"]
+    assert (answer.status, error["param"]) == (400, "input")
+    assert "at most 1048576 are allowed" in error["message"]
