@@ -75,6 +75,7 @@ async def test_from_every_number_on_a_reader_is_told_what_the_live_one_was(
     live = await body_of(await reading)
     frames = told(live)
     assert [frame.number for frame in frames] == list(range(len(frames)))
+    assert all(frame.data["delta"] or frame.data["logprobs"] for frame in frames if frame.data["type"] == DELTA)
     for number in range(len(frames) - 1):
         rest = await body_of(await api.get(f"{path}&starting_after={number}"))
         assert rest == b"".join(frame.raw for frame in frames[number + 1 :])
