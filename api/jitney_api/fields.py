@@ -7,7 +7,7 @@ hint or a label for somebody else's service is accepted and ignored. A field nob
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Any, Final
 
 from jitney.errors import InvalidJob
@@ -78,15 +78,21 @@ RENAMED: Final = {
 }
 
 
-def refuse_unsupported(body: dict[str, Any], *, except_for: Container[str] = ()) -> None:
+def refuse_unsupported(
+    body: dict[str, Any],
+    *,
+    except_for: Container[str] = (),
+    refused: Mapping[str, tuple[Any, ...]] = REFUSED,
+    renamed: Mapping[str, str] = RENAMED,
+) -> None:
     """InvalidJob for the first field that would need what is not there. `null` members are already gone.
 
     except_for: fields that this endpoint knows how to honour.
     """
     for name, value in body.items():
-        if name in RENAMED:
-            raise InvalidJob(f"{name} is not known: send {RENAMED[name]}", param=name, code="unsupported_parameter")
-        neutral = None if name in except_for else REFUSED.get(name)
+        if name in renamed:
+            raise InvalidJob(f"{name} is not known: send {renamed[name]}", param=name, code="unsupported_parameter")
+        neutral = None if name in except_for else refused.get(name)
         if neutral is not None and not any(_same(value, allowed) for allowed in neutral):
             only = f"; only {neutral[0]!r} is" if neutral else ""
             raise InvalidJob(f"{name} is not supported yet{only}", param=name, code="unsupported_parameter")

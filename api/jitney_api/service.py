@@ -22,6 +22,7 @@ from jitney_api.answers import Heading
 from jitney_api.callers import Caller
 from jitney_api.keyring import Keyring
 from jitney_api.prompts import count_prompt
+from jitney_api.response_schemas import ResponseRequest
 from jitney_api.schemas import ChatRequest, CompletionRequest, JobRequest
 from jitney_api.settings import ApiSettings
 from jitney_api.tokenizers import Tokenizers
@@ -65,7 +66,7 @@ class Service:
         await self.client.aclose()
 
     async def enqueue(
-        self, caller: Caller, asked: ChatRequest | CompletionRequest | JobRequest, spec: JobSpec
+        self, caller: Caller, asked: ChatRequest | CompletionRequest | JobRequest | ResponseRequest, spec: JobSpec
     ) -> AsyncJob:
         """Enqueue a request's job as the caller's tenant, after everything that can be checked here was checked.
 

@@ -177,4 +177,5 @@ def entry_of(
         result_ttl_s=spec.result_ttl_s or (BULK_RESULT_TTL_S if bulk else RESULT_TTL_S),
         # The default is no wish: it would undo a worker's own, higher limit.
         max_attempts=None if attempts == RetryPolicy().max else attempts,
+        keep_body=spec.keep_body,
     )
