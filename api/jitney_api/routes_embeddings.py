@@ -15,7 +15,7 @@ from jitney_api.callers import caller_of
 from jitney_api.documents import documented
 from jitney_api.edge import read_object
 from jitney_api.embeddings import EmbeddingsAnswer
-from jitney_api.fields import refuse_unsupported
+from jitney_api.fields import REFUSED, REFUSED_IN_EMBEDDINGS, refuse_unsupported
 from jitney_api.schemas import EmbeddingRequest, parse
 from jitney_api.service import service_of
 from jitney_api.translate import embedding_jobs
@@ -28,7 +28,7 @@ async def embeddings(request: Request) -> Response:
     """Embed one text or several. With one input the header `x-jitney-job-id` names the job behind it."""
     service = service_of(request)
     body = await read_object(request, service.settings)
-    refuse_unsupported(body, except_for=EmbeddingRequest.model_fields)
+    refuse_unsupported(body, refused=REFUSED | REFUSED_IN_EMBEDDINGS)
     asked = parse(EmbeddingRequest, body)
     _, card = await service.client.card(asked.model)
     _check_dimensions(card, asked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import math
+import re
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import openai as sdk
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from openai.types import embedding_create_params
 from tests.api.conftest import Api, ScriptedWorker, StartApi
 from tests.api.test_api_disconnect import ending_of, send_and_leave_when
 from tests.api.test_api_requests import refused
@@ -21,6 +23,8 @@ from tests.runtime.harness import LIVENESS_S, crew
 from jitney import AsyncClient
 from jitney.apikeys import add_key, make_key, revoke_key
 from jitney.connection import Redis
+from jitney_api.fields import IGNORED, REFUSED_IN_EMBEDDINGS
+from jitney_api.schemas import EmbeddingRequest, Queued
 from jitney_worker.build import register
 from jitney_worker.model.runner import load_runner
 from jitney_worker.model.tiny import make_tiny
@@ -28,6 +32,7 @@ from jitney_worker.runtime.worker import Worker
 from jitney_worker.settings import load_settings
 from jitney_worker.text.tokenizer import Tokenizer
 
+PAGE = Path(__file__).parent.parent.parent / "docs" / "EMBEDDINGS.md"
 TEXTS = ["the sea", "a ship on the sea", "é 日本 <|im_end|>"]
 WIDTH = 128
 TOO_LONG = 2_048
@@ -125,7 +130,17 @@ async def test_the_mean_can_be_asked_for_and_is_another_vector(stack: Api, opena
 async def test_labels_and_what_is_so_anyway_change_nothing(stack: Api, openai: AsyncOpenAI) -> None:
     plain = await openai.embeddings.create(model=stack.model, input="x")
     same = await openai.embeddings.create(
-        model=stack.model, input=["x"], user="u", dimensions=WIDTH, extra_body={"priority": 3, "timeout_s": None}
+        model=stack.model,
+        input=["x"],
+        user="u",
+        dimensions=WIDTH,
+        extra_body={
+            "priority": 3,
+            "timeout_s": None,
+            "idempotency_key": "k",
+            "normalize": True,
+            "endianness": "little",
+        },
     )
     assert same == plain
 
@@ -149,6 +164,15 @@ async def test_a_job_can_be_left_and_its_embedding_fetched_later(stack: Api, ope
 # What is refused
 
 
+def test_the_page_has_every_field_of_the_official_package_and_of_the_code() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", PAGE.read_text(), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    official = set(embedding_create_params.EmbeddingCreateParams.__annotations__)
+    own = EmbeddingRequest.model_fields.keys() - Queued.model_fields.keys()
+    assert (official | own | REFUSED_IN_EMBEDDINGS.keys()) - named == set()
+    assert official <= EmbeddingRequest.model_fields.keys() | IGNORED
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
@@ -169,6 +193,10 @@ async def test_a_job_can_be_left_and_its_embedding_fetched_later(stack: Api, ope
         ({"input": "x", "pooling": "cls"}, "pooling", "'last' or 'mean'"),
         ({"input": "x", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1"),
         ({"input": "x", "tools": [{}]}, "tools", "not supported"),
+        ({"input": "x", "normalize": False}, "normalize", "not supported yet; only True is"),
+        ({"input": "x", "embed_dtype": "float16"}, "embed_dtype", "not supported"),
+        ({"input": "x", "endianness": "big"}, "endianness", "not supported"),
+        ({"input": "x", "messages": []}, "messages", "not supported"),
         ({}, "input", "input is required"),
     ],
 )

@@ -100,5 +100,6 @@ def test_one_aborted_half_way_leaves_nothing_and_may_come_again() -> None:
     assert engine.step() == []
     assert engine.abort(SequenceId("one"))
     engine.check()
+    assert engine._scheduler._pooled == {}
     assert engine.capacity().num_free_blocks == engine.capacity().num_blocks
     assert run(engine, [one]).endings[one.id].embedding == pooled(one)
