@@ -22,6 +22,7 @@ NEEDS: Final[dict[tuple[str, str], Scope | None]] = {
     ("POST", "/v1/responses"): "generate",
     ("POST", "/v1/responses/{response_id}/cancel"): "generate",
     ("GET", "/v1/responses/{response_id}"): "read",
+    ("POST", "/v1/embeddings"): "generate",
     ("POST", "/v1/jobs"): "generate",
     ("DELETE", "/v1/jobs/{job_id}"): "generate",
     ("GET", "/v1/jobs/{job_id}"): "read",

@@ -11,7 +11,14 @@ from pydantic.json_schema import models_json_schema
 
 from jitney_api.access import NEEDS
 from jitney_api.response_schemas import ResponseRequest
-from jitney_api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, JobRequest, TokenizeRequest
+from jitney_api.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    JobRequest,
+    TokenizeRequest,
+)
 
 _REF: Final = "#/components/schemas/{model}"
 
@@ -64,6 +71,7 @@ _SCHEMAS: Final = (
     ChatRequest,
     CompletionRequest,
     ResponseRequest,
+    EmbeddingRequest,
     JobRequest,
     TokenizeRequest,
     DetokenizeRequest,

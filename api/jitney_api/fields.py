@@ -69,6 +69,17 @@ REFUSED: Final[dict[str, tuple[Any, ...]]] = {
 }
 
 
+REFUSED_IN_EMBEDDINGS: Final[dict[str, tuple[Any, ...]]] = {
+    # vLLM's, of its pooling endpoints: each would make another vector, or write it otherwise.
+    "normalize": (True,),
+    "use_activation": (True,),
+    "embed_dtype": ("float32",),
+    "endianness": ("little", "native"),
+    "add_special_tokens": (True,),
+    "messages": _ANY,
+}
+
+
 RENAMED: Final = {
     # vLLM's former names. Dropped in silence, they would leave the answer free.
     "guided_json": "structured_outputs.json",
@@ -87,7 +98,7 @@ def refuse_unsupported(
 ) -> None:
     """InvalidJob for the first field that would need what is not there. `null` members are already gone.
 
-    except_for: fields that this endpoint knows how to honour.
+    except_for: fields that this endpoint knows how to honour. refused: those that it does not.
     """
     for name, value in body.items():
         if name in renamed:

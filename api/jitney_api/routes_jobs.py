@@ -114,7 +114,7 @@ def _standing(status: JobStatus) -> dict[str, Any]:
 
 
 async def _outcome(service: Service, status: JobStatus) -> dict[str, Any]:
-    """`choices` and `usage` of a finished job, and `prompt_logprobs` if it asked for them.
+    """`choices` and `usage` of a finished job, and `prompt_logprobs` or `embedding` if it asked for them.
 
     `text` so far and `error` of one that ended otherwise.
     """
@@ -136,7 +136,9 @@ async def _outcome(service: Service, status: JobStatus) -> dict[str, Any]:
         }
         for choice in result.choices
     ]
-    asked_for = {} if result.prompt_logprobs is None else {"prompt_logprobs": result.prompt_logprobs}
+    asked_for: dict[str, Any] = {} if result.prompt_logprobs is None else {"prompt_logprobs": result.prompt_logprobs}
+    if result.embedding is not None:
+        asked_for["embedding"] = result.embedding
     return {"choices": choices, "usage": usage_shape(result.usage), **asked_for}
 
 

@@ -8,7 +8,7 @@ from jitney.errors import InvalidJob
 from jitney.messages import JobSpec
 from jitney.sampling import MAX_LOGPROBS, SamplingParams, sampling_params
 from jitney.structured import StructuredOutputs
-from jitney_api.schemas import ChatRequest, CompletionRequest, JobRequest, Queued, Sampled
+from jitney_api.schemas import ChatRequest, CompletionRequest, EmbeddingRequest, JobRequest, Queued, Sampled
 from jitney_api.structure import structured
 
 COMPLETION_MAX_TOKENS: Final = 16
@@ -39,7 +39,9 @@ def chat_job(asked: ChatRequest) -> JobSpec:
 def detached_job(asked: JobRequest) -> JobSpec:
     """The job of `POST /v1/jobs`. Raises InvalidJob."""
     structure = asked.structured_outputs
-    sampling = sampling_of(asked, structure, logprobs=asked.logprobs, max_tokens=asked.max_tokens)
+    sampling = sampling_of(
+        asked, structure, logprobs=asked.logprobs, max_tokens=asked.max_tokens, pooling=asked.pooling
+    )
     given: dict[str, Any] = {}
     if asked.messages is not None:
         given["messages"] = tuple(message.plain() for message in asked.messages)
@@ -48,6 +50,13 @@ def detached_job(asked: JobRequest) -> JobSpec:
     if asked.traceparent is not None:
         given["traceparent"] = asked.traceparent
     return job_of(asked, sampling, **given)
+
+
+def embedding_jobs(asked: EmbeddingRequest) -> list[JobSpec]:
+    """A job for each input, in order. Raises InvalidJob."""
+    given = {"pooling": asked.pooling, "truncate_prompt_tokens": asked.truncate_prompt_tokens}
+    sampling = sampling_params(**{name: value for name, value in given.items() if value is not None})
+    return [job_of(asked, sampling, prompt=one, on_disconnect=asked.on_disconnect or "cancel") for one in asked.input]
 
 
 def _chat_logprobs(asked: ChatRequest) -> int | None:
@@ -60,12 +69,9 @@ def _chat_logprobs(asked: ChatRequest) -> int | None:
     return (top or 0) if asked.logprobs else None
 
 
-def sampling_of(
-    asked: Sampled, structure: StructuredOutputs | None, *, logprobs: int | None, max_tokens: int | None
-) -> SamplingParams:
-    """What a request says of sampling, under the job's names. Raises InvalidJob."""
+def sampling_of(asked: Sampled, structure: StructuredOutputs | None, **others: int | str | None) -> SamplingParams:
     given = {name: getattr(asked, name) for name in _SAMPLED}
-    given |= {"logprobs": logprobs, "max_tokens": max_tokens, "structured_outputs": structure}
+    given |= {"structured_outputs": structure, **others}
     return sampling_params(**{name: value for name, value in given.items() if value is not None})
 
 

@@ -152,6 +152,7 @@ class Event:
     fingerprints: in the terminal event, the builds that wrote the answer, in order, when it was more than one.
     prompt_logprobs: in the first `started` of a job that asks for them, one entry for each token of the prompt, as in
     `logprobs`; None for the first token.
+    embedding: in `finished` of a job with `pooling`: float32, little-endian, in base64.
     """
 
     type: EventType
@@ -172,6 +173,7 @@ class Event:
     usage: dict[str, int] | None = None
     error: dict[str, Any] | None = None
     fingerprints: tuple[str, ...] | None = None
+    embedding: str | None = None
 
     @property
     def is_terminal(self) -> bool:
@@ -216,6 +218,7 @@ _OPTIONAL: Final = (
     "usage",
     "error",
     "fingerprints",
+    "embedding",
 )
 _OF_TOKENS: Final = ("logprobs", "finish_reason")
 _LISTS: Final = frozenset({"token_ids", "logprobs", "choices", "prompt_logprobs", "fingerprints"})

@@ -74,6 +74,12 @@ def _is_text(name: str) -> bool:
 def check_against(card: QueueCard, spec: JobSpec) -> None:
     """What only the queue's model can tell. Raises InvalidJob or PromptTooLong; the worker checks it all again."""
     sampling = spec.sampling
+    if sampling.pooling is not None and card.hidden_size == 0:
+        raise InvalidJob(
+            f"model {card.model} gives no embeddings: its workers are too old, or have no hidden states to give",
+            param="model",
+            code="no_embeddings",
+        )
     prompt_ids = spec.prompt if isinstance(spec.prompt, tuple) else ()
     named_ids = {
         "prompt": prompt_ids,

@@ -37,7 +37,15 @@ OPERATIONS = [
     *("POST /v1/chat/completions", "POST /v1/completions", "POST /v1/jobs", "GET /v1/models", "GET /v1/models/{model}"),
     *("GET /v1/jobs/{job_id}", "DELETE /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/events", "GET /v1/queue"),
     *("POST /v1/responses", "GET /v1/responses/{response_id}", "POST /v1/responses/{response_id}/cancel"),
-    *("POST /tokenize", "POST /detokenize", "GET /health", "GET /livez", "GET /readyz", "GET /version"),
+    *(
+        "POST /v1/embeddings",
+        "POST /tokenize",
+        "POST /detokenize",
+        "GET /health",
+        "GET /livez",
+        "GET /readyz",
+        "GET /version",
+    ),
 ]
 
 CAN_BE_WRONG = [
