@@ -1,9 +1,10 @@
-"""The client for asyncio: what it sends, what it refuses, and what comes back."""
+"""The client for asyncio: what it sends, what it refuses, and what comes back. By Redis and over HTTP alike."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -31,6 +32,21 @@ from jitney.connection import Redis
 from jitney.keys import new_job_id, queue_of
 from jitney.messages import Event, JobSpec
 from jitney.queue import Limits
+
+
+@pytest.fixture
+async def client(either_url: str, queue_name: str, write_queue_card: WriteCard) -> AsyncIterator[AsyncClient]:
+    """By either link; `redis_client` stands where only one of them promises it."""
+    await write_queue_card()
+    async with AsyncClient(either_url, queue=queue_name) as client:
+        yield client
+
+
+@pytest.fixture
+async def redis_client(redis_url: str, queue_name: str, write_queue_card: WriteCard) -> AsyncIterator[AsyncClient]:
+    await write_queue_card()
+    async with AsyncClient(redis_url, queue=queue_name) as client:
+        yield client
 
 
 async def test_a_job_goes_from_enqueue_to_its_result(client: AsyncClient, worker: ScriptedWorker) -> None:
@@ -390,7 +406,7 @@ async def test_no_server_is_said_plainly() -> None:
     assert "secret" not in str(raised.value)
 
 
-@pytest.mark.parametrize("url", ["http://localhost", "redis://u:secret@h:port/0", "localhost:6379", "redis://"])
+@pytest.mark.parametrize("url", ["ftp://localhost", "redis://u:secret@h:port/0", "localhost:6379", "redis://"])
 async def test_a_wrong_address_is_refused_without_showing_it(url: str) -> None:
     with pytest.raises(SettingsError, match="not a Redis address") as raised:
         AsyncClient(url)
