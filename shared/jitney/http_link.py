@@ -106,7 +106,8 @@ def _body(spec: JobSpec, *, model: str | None, idempotency_key: str) -> bytes:
     try:
         return orjson.dumps({**fields, **sampling, **named, "idempotency_key": idempotency_key})
     except TypeError as error:
-        raise InvalidJob(f"the job is not valid JSON: {error}", param="idempotency_key") from None
+        what = "model or idempotency_key"  # the rest was encoded above
+        raise InvalidJob(f"{what} is not valid JSON: {error}", param="idempotency_key") from None
 
 
 def _member(answer: dict[str, Any], name: str) -> Any:
