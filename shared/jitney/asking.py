@@ -52,9 +52,15 @@ class Outage:
 
 
 class Api:
-    """One API: its address, its key, its connections. The key is in none of its errors, and not in its repr."""
+    """One API: its address, its key, its connections. The key is in none of its errors, and not in its repr.
 
-    def __init__(self, url: str, *, api_key: str | None, agent: str, is_near: bool, call_timeout_s: float) -> None:
+    agent: what the API's log may call us. is_near: it runs on this machine. call_timeout_s: of one attempt.
+    max_outage_s: of all attempts of a call together.
+    """
+
+    def __init__(
+        self, url: str, *, api_key: str | None, agent: str, is_near: bool, call_timeout_s: float, max_outage_s: float
+    ) -> None:
         headers = {"user-agent": agent, "accept-encoding": "identity"}
         if api_key is not None:
             headers["authorization"] = f"Bearer {api_key}"
@@ -68,15 +74,16 @@ class Api:
             trust_env=not is_near,
             follow_redirects=False,
         )
+        self._max_outage_s = max_outage_s
         self._slots = asyncio.Semaphore(MAX_CALLS_AT_ONCE)
         self.is_closed = False
 
     async def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[dict[str, Any], int]:
         """The answer's object, and how often it was asked for. Only for what may be carried out twice.
 
-        Raises what the API raised; QueueUnavailable when nobody answered for MAX_CALL_OUTAGE_S.
+        Raises what the API raised; QueueUnavailable when nobody answered for `max_outage_s`.
         """
-        outage = Outage(MAX_CALL_OUTAGE_S, began_at=asyncio.get_running_loop().time())
+        outage = Outage(self._max_outage_s, began_at=asyncio.get_running_loop().time())
         headers = {} if body is None else {"content-type": "application/json"}
         num_asked = 0
         while True:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from jitney.asking import CALL_TIMEOUT_S, Api
+from jitney.asking import CALL_TIMEOUT_S, MAX_CALL_OUTAGE_S, Api
 from jitney.channel import MAX_OUTAGE_S
 from jitney.errors import InvalidJob, JitneyError
 from jitney.http_reading import READ_TIMEOUT_S, HttpReader
@@ -40,6 +40,7 @@ class HttpLink:
         read_timeout_s: float = READ_TIMEOUT_S,
         max_outage_s: float = MAX_OUTAGE_S,
         call_timeout_s: float = CALL_TIMEOUT_S,
+        max_call_outage_s: float = MAX_CALL_OUTAGE_S,
     ) -> None:
         self._destination = destination
         self._api = Api(
@@ -48,6 +49,7 @@ class HttpLink:
             agent=f"{name}/{version('jitney')}",
             is_near=is_loopback(urlsplit(url).hostname or ""),
             call_timeout_s=call_timeout_s,
+            max_outage_s=max_call_outage_s,
         )
         self._reader = HttpReader(self._api, read_timeout_s=read_timeout_s, max_outage_s=max_outage_s)
 

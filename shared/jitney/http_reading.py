@@ -68,13 +68,14 @@ class _Following:
         self._position = Position(cursor)
         self._read_timeout_s = read_timeout_s
         self._outage = outage
+        self._frames = Frames()
         self._is_known = False
         self._is_over = False
 
     async def batches(self) -> AsyncGenerator[list[Message], None]:
         """Whatever has arrived at once, over as many connections as it takes."""
         while not self._is_over:
-            wait_s = 0.0
+            self._frames, wait_s = Frames(), 0.0
             error: JitneyError = QueueUnavailable(f"the stream of {self._job_id} ended before the job did")
             try:
                 async with self._connection() as answer:
@@ -91,6 +92,8 @@ class _Following:
                 error = said.error
             if not self._is_over:
                 self._api.check_open()
+                if self._frames.is_whole:
+                    self._outage.end()  # it was silence that was cut off, by a proxy perhaps: the API had answered
                 await self._outage.wait_out(error, at_least_s=wait_s)
 
     def _connection(self) -> AbstractAsyncContextManager[httpx2.Response]:
@@ -113,17 +116,16 @@ class _Following:
 
     async def _messages(self, answer: httpx2.Response) -> AsyncIterator[list[Message]]:
         """The new events of one connection. Raises StreamLost, and what the API says in their place."""
-        frames, is_first = Frames(), self._position.cursor > 0
+        is_first = self._position.cursor > 0
         async for piece in answer.aiter_bytes():
-            complete = frames.feed(piece)
-            if complete:
-                self._outage.end()  # a whole frame: one that is cut in the middle each time is no answer
+            complete = self._frames.feed(piece)
             messages = [self._message(frame) for frame in complete if frame.data is not None and frame.has_id]
             if messages and is_first:
                 is_first = False
                 self._recognise(messages)
             taken = self._take(messages)
             if taken:
+                self._outage.end()
                 yield taken
             for frame in complete:
                 if frame.data is not None and not frame.has_id:

@@ -28,6 +28,12 @@ class Frames:
         self._data: list[bytes] = []
         self._has_id = False
         self._is_begun = False
+        self._num_complete = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether what has come so far ends with a complete frame."""
+        return self._num_complete > 0 and not self._pending and not self._is_begun
 
     def feed(self, piece: bytes) -> list[Frame]:
         """The frames that this piece completes."""
@@ -59,4 +65,5 @@ class Frames:
     def _frame(self) -> Frame:
         frame = Frame(b"\n".join(self._data) if self._data else None, self._has_id)
         self._data, self._has_id, self._is_begun = [], False, False
+        self._num_complete += 1
         return frame
