@@ -81,8 +81,9 @@ class _Following:
                 async with self._connection() as answer:
                     if answer.status_code == 200:
                         self._is_known = True
-                        async for messages in self._messages(answer):
-                            yield messages
+                        async with contextlib.aclosing(self._messages(answer)) as arriving:
+                            async for messages in arriving:
+                                yield messages
                     else:
                         wait_s = retry_after_s(answer.headers)
                         error = self._refusal(answer, await answer.aread())
@@ -114,7 +115,7 @@ class _Following:
             raise error
         return error
 
-    async def _messages(self, answer: httpx2.Response) -> AsyncIterator[list[Message]]:
+    async def _messages(self, answer: httpx2.Response) -> AsyncGenerator[list[Message], None]:
         """The new events of one connection. Raises StreamLost, and what the API says in their place."""
         is_first = self._position.cursor > 0
         async for piece in answer.aiter_bytes():
