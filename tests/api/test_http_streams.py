@@ -19,6 +19,7 @@ from jitney import AsyncClient, Client, InvalidJob, JobFailed, JobNotFound, Queu
 from jitney.connection import Redis
 from jitney.http_link import HttpLink
 from jitney.keys import JobId, new_job_id
+from jitney.messages import Event, usage_of
 from jitney.position import Message
 
 HEAD_BYTES = 400
@@ -339,15 +340,43 @@ async def test_a_log_that_was_rolled_back_and_written_again_goes_on(
     assert await reading.payloads() == await log_of(job)
 
 
+@pytest.mark.parametrize(("kept", "ending"), [(2, "finish"), (1, "finish"), (1, "fail")])
 async def test_a_job_that_ended_before_what_was_read_is_lost(
-    proxy: Proxy, link: HttpLink, job: ScriptedJob, redis: Redis
+    proxy: Proxy, link: HttpLink, job: ScriptedJob, redis: Redis, kept: int, ending: str
 ) -> None:
+    """The log ends at the event that was read, one before it, and two before it: three answers, one meaning."""
     reading = Reading(link, job.id)
     await job.say(*"abc")
     await reading.upto(job.seq)
     proxy.refuse()
-    await roll_back(redis, job, 2)
-    await job.finish()
+    await roll_back(redis, job, kept)
+    await getattr(job, ending)()
     proxy.heal()
     with pytest.raises(StreamLost):
         await reading.payloads()
+
+
+async def test_a_stream_that_ends_like_a_whole_one_before_the_job_does_is_gone_on_with() -> None:
+    """Some proxy's way to end what took too long for it."""
+    events = [
+        Event("started", 1, attempt=1),
+        Event("tokens", 2, token_ids=(1,), text="a"),
+        Event("finished", 3, choices=(), usage=usage_of(1, 1)),
+    ]
+    payloads = [event.encode() for event in events]
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        asked.append(head.lower().partition(b"last-event-id: ")[2].partition(b"\r")[0])
+        num = len(asked)
+        told = [b"id: %d\ndata: %b\n\n" % (seq, payloads[seq - 1]) for seq in range(max(1, num - 1), num + 1)]
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + b"".join(told))
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        link = link_to(server.sockets[0].getsockname()[1], "q")
+        assert await Reading(link, new_job_id("q")).payloads() == payloads
+        await link.aclose()
+    assert asked == [b"", b"0", b"1"]
