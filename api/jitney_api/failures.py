@@ -22,6 +22,7 @@ from jitney.errors import (
     QueueUnavailable,
     SettingsError,
 )
+from jitney.http_errors import TOLD_HEADER, told_by
 from jitney.keys import JobId
 from jitney.logs import logger
 from jitney.messages import Event
@@ -117,7 +118,10 @@ def wire_of(error: JitneyError) -> dict[str, Any]:
 def error_response(error: JitneyError) -> Response:
     """The answer to a request that `error` ended."""
     wire = wire_of(error)
-    return Response(error_body(wire), status_of(wire), _headers(error, status_of(wire)), media_type="application/json")
+    headers, told = _headers(error, status_of(wire)), told_by(error)
+    if told is not None:
+        headers[TOLD_HEADER] = told
+    return Response(error_body(wire), status_of(wire), headers, media_type="application/json")
 
 
 def _headers(error: JitneyError, status: int) -> dict[str, str]:

@@ -7,8 +7,8 @@ import hmac
 from typing import Final
 
 from jitney.apikeys import ApiKey, digest_of_secret, find_key
-from jitney.async_client import answering
 from jitney.connection import Redis
+from jitney.redis_link import answering
 from jitney.single_flight import SingleFlight
 
 MAX_REMEMBERED: Final = 4_096

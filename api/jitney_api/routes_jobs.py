@@ -53,12 +53,16 @@ async def get_job(request: Request, job_id: str) -> dict[str, Any]:
 
 @router.delete("/{job_id}", responses=errors(404, 503))
 async def cancel_job(request: Request, job_id: str) -> dict[str, Any]:
-    """End the job now. May be repeated; a job that has already ended stays as it is."""
+    """End the job now. May be repeated; a job that has already ended stays as it is.
+
+    `cancelled`: whether it was this request that ended it.
+    """
     service = service_of(request)
     caller = caller_of(request)
     status = await service.status(caller, job_id)
-    await service.client.job(status.id).cancel()
-    return {**_links(status.id), "object": "job", **_standing(await service.status(caller, job_id))}
+    cancelled = await service.client.job(status.id).cancel()
+    standing = _standing(await service.status(caller, job_id))
+    return {**_links(status.id), "object": "job", **standing, "cancelled": cancelled}
 
 
 @router.get("/{job_id}/events", responses={200: {"content": {"text/event-stream": {}}}, **errors(400, 404, 410, 503)})
@@ -99,17 +103,23 @@ def _links(job_id: JobId) -> dict[str, Any]:
 
 
 def _standing(status: JobStatus) -> dict[str, Any]:
-    """`status`: queued, delayed, running, or the type of the job's last event."""
+    """`status`: queued, delayed, running, or the type of the job's last event. No `owner`: workers are for `admin`."""
     words = {"waiting": "queued", "returned": "queued", "later": "delayed", "running": "running"}
     return {
         "status": words.get(status.state, status.reason),
+        "state": status.state,
+        "reason": status.reason,
         "band": status.band,
+        "tenant": status.tenant,
         "seq": status.seq,
         "attempts": status.tries,
+        "strikes": status.strikes,
+        "num_prompt_tokens": status.num_prompt_tokens,
         "num_tokens": status.num_tokens,
         "created_at": status.created_at,
         "started_at": status.started_at,
         "ended_at": status.ended_at,
+        "deadline": status.deadline,
     }
 
 

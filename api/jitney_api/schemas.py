@@ -290,11 +290,14 @@ class ChatRequest(Sampled, Queued):
 
 
 class JobRequest(Sampled, Queued):
-    """`POST /v1/jobs`: one flat object; exactly one of `prompt` and `messages`. Unknown members are refused."""
+    """`POST /v1/jobs`: one flat object; exactly one of `prompt` and `messages`. Unknown members are refused.
+
+    Without `model` the only queue there is.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    model: Model
+    model: Model | None = None
     prompt: Prompt = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     logprobs: Int | None = None

@@ -17,6 +17,7 @@ from jitney.keys import JobId, Keys, queue_of
 from jitney.logs import logger
 from jitney.messages import JobSpec
 from jitney.records import JobStatus
+from jitney.settings import client_settings
 from jitney.submission import check_against
 from jitney_api.answers import Heading
 from jitney_api.callers import Caller
@@ -45,7 +46,8 @@ class Service:
 
     def __init__(self, settings: ApiSettings) -> None:
         self.settings = settings
-        url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
+        # Never None: an API's own client goes to Redis, whatever API the environment names.
+        url = client_settings().url if settings.redis_url is None else settings.redis_url.get_secret_value()
         self.client = AsyncClient(url, limits=settings.limits, name="jitney-api")
         self.tokenizers = Tokenizers(
             self.client.redis, max_loaded=settings.max_tokenizers, num_threads=settings.num_tokenizer_threads

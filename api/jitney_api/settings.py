@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import Any, Final, Literal
 
@@ -15,6 +14,7 @@ from jitney.errors import SettingsError
 from jitney.messages import MAX_BODY_BYTES
 from jitney.queue import Limits
 from jitney.sampling import explain
+from jitney.settings import is_loopback
 
 _LIMITS: Final = Limits()
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+|null|\*")
@@ -140,11 +140,3 @@ def _words_of(error: ValidationError) -> str:
         where = ".".join(map(str, first["loc"]))
         return f"api.{where}: {first['msg'].removeprefix('Value error, ')} (`jitney keys add --for-settings` makes one)"
     return str(explain(error, prefix="api."))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

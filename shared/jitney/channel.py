@@ -18,12 +18,13 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from jitney.connection import connect
-from jitney.errors import InvalidJob, JitneyError, QueueUnavailable, StreamLost
+from jitney.errors import JitneyError, QueueUnavailable, StreamLost
 from jitney.follower import Follower, Message
 from jitney.joblog import LogPage, LogReader
 from jitney.keys import Keys, queue_of
 from jitney.listening import Listener
 from jitney.logs import logger
+from jitney.position import check_cursor
 from jitney.subscription import Subscription
 from jitney.tasks import end_tasks
 
@@ -90,8 +91,7 @@ class ChannelReader:
         """
         if self._is_closed:
             raise QueueUnavailable("the channel reader was closed")
-        if not isinstance(cursor, int) or cursor < 0:
-            raise InvalidJob(f"cursor={cursor!r:.40} must be the seq of an event, or 0 for all of them", param="cursor")
+        check_cursor(cursor)
         follower = Follower(
             job_id,
             cursor,

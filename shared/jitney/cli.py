@@ -15,11 +15,12 @@ import typer
 from jitney.client import Client, Job
 from jitney.dead_cli import dead
 from jitney.doctor import doctor
-from jitney.errors import InvalidJob, JitneyError
+from jitney.errors import InvalidJob, JitneyError, SettingsError
 from jitney.keys_cli import keys
 from jitney.plugins import add_plugins, outcomes
 from jitney.result import Collector
 from jitney.sampling import SamplingParams
+from jitney.settings import usable_api_url, usable_url
 
 app = typer.Typer(
     name="jitney",
@@ -30,6 +31,9 @@ app = typer.Typer(
 
 RedisUrl = Annotated[
     str | None, typer.Option(help="Redis to talk to (default: JITNEY_REDIS_URL, the local stack, localhost).")
+]
+ApiUrl = Annotated[
+    str | None, typer.Option(help="The API to talk to instead (default: JITNEY_API_URL); its key: JITNEY_API_KEY.")
 ]
 JobIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.", show_default=False)]
 Cursor = Annotated[int, typer.Option(min=0, help="Start after the event of this seq.")]
@@ -65,6 +69,7 @@ def enqueue(
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Print the job's id alone, and leave.")] = False,
     redis_url: RedisUrl = None,
+    api_url: ApiUrl = None,
     queue: Annotated[str | None, typer.Option(help="The queue to use (default: the only one).")] = None,
     model: Annotated[str | None, typer.Option(help="The model to use, instead of a queue.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = DEFAULT_MAX_TOKENS,
@@ -112,7 +117,7 @@ def enqueue(
             del options["max_tokens"]  # nobody asked for it
         chat = None if messages is None else _read_messages(messages)
         text = sys.stdin.read() if prompt == "-" else prompt
-        with Client(redis_url, queue=queue, model=model, name="jitney-cli") as client:
+        with _client(redis_url, api_url, queue=queue, model=model) as client:
             job = client.enqueue(text, chat, idempotency_key=idempotency_key, **options)
             if detach:
                 typer.echo(job.id)
@@ -120,6 +125,17 @@ def enqueue(
                 typer.echo(orjson.dumps(job.result().embedding).decode())
             else:
                 _stream_text(job)
+
+
+def _client(
+    redis_url: str | None, api_url: str | None, *, queue: str | None = None, model: str | None = None
+) -> Client:
+    """By Redis or by the API, as asked or as the environment says. A key is never an option: everybody sees those."""
+    if redis_url is not None and api_url is not None:
+        raise SettingsError("give --redis-url or --api-url, not both")
+    url = None if redis_url is None else usable_url(redis_url)
+    url = url if api_url is None else usable_api_url(api_url)
+    return Client(url, queue=queue, model=model, name="jitney-cli")
 
 
 def _biases(given: list[str] | None) -> dict[str, float] | None:
@@ -150,9 +166,10 @@ def stream(
     cursor: Cursor = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the events themselves, one a line.")] = False,
     redis_url: RedisUrl = None,
+    api_url: ApiUrl = None,
 ) -> None:
     """Stream a job's text, from the beginning or from a cursor."""
-    with outcomes(), Client(redis_url, name="jitney-cli") as client:
+    with outcomes(), _client(redis_url, api_url) as client:
         job = client.job(job_id)
         if as_json:
             _stream_events(job, cursor)
@@ -161,9 +178,9 @@ def stream(
 
 
 @app.command()
-def cancel(job_id: JobIdArgument, redis_url: RedisUrl = None) -> None:
+def cancel(job_id: JobIdArgument, redis_url: RedisUrl = None, api_url: ApiUrl = None) -> None:
     """End a job now."""
-    with outcomes(), Client(redis_url, name="jitney-cli") as client:
+    with outcomes(), _client(redis_url, api_url) as client:
         typer.echo("cancelled" if client.job(job_id).cancel() else "had already ended")
 
 
@@ -172,9 +189,10 @@ def status(
     job_id: JobIdArgument,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     redis_url: RedisUrl = None,
+    api_url: ApiUrl = None,
 ) -> None:
     """Show where a job stands."""
-    with outcomes(), Client(redis_url, name="jitney-cli") as client:
+    with outcomes(), _client(redis_url, api_url) as client:
         fields = asdict(client.job(job_id).status())
     if as_json:
         typer.echo(orjson.dumps(fields).decode())

@@ -9,14 +9,14 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from jitney.async_client import AsyncClient, AsyncJob, Messages, Prompt
-from jitney.channel import Message
-from jitney.durability import Durability
 from jitney.keys import JobId
+from jitney.link import ClientOptions
 from jitney.messages import Event, JobSpec
-from jitney.queue import JobStatus, Limits
+from jitney.position import Message
+from jitney.queue import JobStatus
 from jitney.result import Result
 from jitney.tasks import end_tasks
 
@@ -136,17 +136,8 @@ class Client:
     Not to be taken along into a forked process: its thread stays behind. Make one in the child.
     """
 
-    def __init__(
-        self,
-        url: str | None = None,
-        *,
-        queue: str | None = None,
-        model: str | None = None,
-        limits: Limits | None = None,
-        durability: Durability | None = None,
-        name: str = "jitney-client",
-    ) -> None:
-        self._client = AsyncClient(url, queue=queue, model=model, limits=limits, durability=durability, name=name)
+    def __init__(self, url: str | None = None, **options: Unpack[ClientOptions]) -> None:
+        self._client = AsyncClient(url, **options)
         self._thread = _LoopThread()
         self._finalizer = weakref.finalize(self, _close, self._thread, self._client)
 
@@ -160,8 +151,7 @@ class Client:
     ) -> Job:
         """Enqueue a prompt (text or token ids) or a chat; `options` are fields of SamplingParams and JobSpec.
 
-        Raises InvalidJob (which names the field), PromptTooLong, UnknownQueue, IdempotencyConflict,
-        Overloaded, QueueUnavailable; with strict durability also SettingsError and NotDurable.
+        Raises what `AsyncClient.enqueue` raises.
         """
         asked = self._client.enqueue(prompt, messages, idempotency_key=idempotency_key, **options)
         return Job(self._thread, self._thread.run(asked))

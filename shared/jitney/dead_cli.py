@@ -9,13 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from jitney.async_client import AsyncClient, answering
+from jitney.async_client import AsyncClient
 from jitney.cards import list_cards
 from jitney.dead_view import Letter, as_json, as_page, as_table, name_of, read_letter
 from jitney.errors import InvalidJob, JobNotFound
 from jitney.keys import queue_of
 from jitney.plugins import outcomes
 from jitney.queue import Queue
+from jitney.redis_link import answering
+from jitney.settings import client_settings
 
 dead = typer.Typer(name="dead", no_args_is_help=True, help="Dead letters: list, show, requeue, drop.")
 
@@ -145,7 +147,7 @@ def _queue_of_all(ids: list[str]) -> str | None:
 
 @contextlib.asynccontextmanager
 async def _client(redis_url: str | None) -> AsyncIterator[AsyncClient]:
-    async with answering(), AsyncClient(redis_url, name="jitney-cli") as client:
+    async with answering(), AsyncClient(redis_url or client_settings().url, name="jitney-cli") as client:
         yield client
 
 

@@ -8,7 +8,7 @@
     ├── ScopeMissing               over HTTP: the API key is not meant for this
     ├── IdempotencyConflict        the same key was used for another body
     ├── Overloaded                 the queue is full: come back later
-    ├── QueueUnavailable           Redis does not answer
+    ├── QueueUnavailable           Redis, or the API before it, does not answer
     │   └── NotDurable             Redis took the job, but does not confirm that it is on disk
     ├── JobNotFound                no job with that id, or its record has expired
     ├── JobEnded                   the job's own ending, raised by `result()`
@@ -35,6 +35,8 @@ class JitneyError(Exception):
     type = "server_error"
     code = "internal_error"
     param: str | None = None
+    told: tuple[str, ...] = ()
+    """Names of the attributes that say more than the words do. Over HTTP they travel beside the error."""
 
     def wire(self) -> dict[str, Any]:
         """The error as it stands in a `failed` event: {type, code, message, param}."""
@@ -57,6 +59,8 @@ class InvalidJob(JitneyError):
 class PromptTooLong(InvalidJob):
     """The prompt, or the prompt and its answer, can never fit: not now, not later."""
 
+    told = ("num_tokens", "max_tokens")
+
     def __init__(self, num_tokens: int, max_tokens: int, *, what: str, param: str = "prompt") -> None:
         is_limit = param in ("max_tokens", "max_completion_tokens")
         cure = f"shorten the prompt or lower {param}" if is_limit else "shorten it"
@@ -71,6 +75,8 @@ class PromptTooLong(InvalidJob):
 
 class UnknownQueue(InvalidJob):
     """No queue card and no alias has this name."""
+
+    told = ("name", "known")
 
     def __init__(self, name: str, known: list[str]) -> None:
         names = ", ".join(sorted(known)) or "none yet: start a worker"
@@ -91,6 +97,7 @@ class ScopeMissing(JitneyError):
 
     type = "permission_error"
     code = "insufficient_scope"
+    told = ("needed", "held")
 
     def __init__(self, needed: str, *, held: list[str]) -> None:
         super().__init__(f"this needs a key with the scope {needed}; the key given has {', '.join(held)}")
@@ -111,6 +118,7 @@ class Overloaded(JitneyError):
 
     type = "rate_limit_error"
     code = "queue_full"
+    told = ("which", "waiting_jobs", "waiting_tokens", "retry_after_s")
 
     def __init__(self, which: str, *, waiting_jobs: int, waiting_tokens: int, retry_after_s: float) -> None:
         super().__init__(
@@ -124,7 +132,7 @@ class Overloaded(JitneyError):
 
 
 class QueueUnavailable(JitneyError):
-    """Redis does not answer, or refuses writes."""
+    """Redis does not answer, or refuses writes; or the API does not answer."""
 
     type = "service_unavailable_error"
     code = "queue_unavailable"
@@ -137,6 +145,7 @@ class NotDurable(QueueUnavailable):
     """
 
     code = "not_durable"
+    told = ("job_id",)
 
     def __init__(self, message: str, *, job_id: str) -> None:
         super().__init__(message)

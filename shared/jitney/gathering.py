@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from jitney.channel import ChannelReader
 from jitney.errors import JobNotFound, StreamLost
 from jitney.keys import JobId
+from jitney.reading import Reader
 from jitney.result import Collector, Result
 
 MAX_BEGINNINGS: Final = 4
 """Each takes another loss by Redis, in the middle of one answer."""
 
 
-async def gather(reader: ChannelReader, job_id: JobId) -> Result:
+async def gather(reader: Reader, job_id: JobId) -> Result:
     """Wait for the job's end and add up what it said.
 
     A log that turns out to be another one than was read (`StreamLost`) is read anew from its beginning: nothing has
@@ -34,7 +34,7 @@ async def gather(reader: ChannelReader, job_id: JobId) -> Result:
     raise lost
 
 
-async def _gather_once(reader: ChannelReader, job_id: JobId) -> Result:
+async def _gather_once(reader: Reader, job_id: JobId) -> Result:
     collector = Collector(job_id)
     async with reader.follow(job_id) as follower:
         async for batch in follower:

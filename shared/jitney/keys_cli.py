@@ -10,10 +10,10 @@ import orjson
 import typer
 
 from jitney.apikeys import SCOPES, ApiKey, add_key, list_keys, make_key, revoke_key
-from jitney.async_client import answering
 from jitney.connection import Redis, connect
 from jitney.dead_view import when
 from jitney.plugins import outcomes
+from jitney.redis_link import answering
 from jitney.settings import client_settings, usable_url
 
 T = TypeVar("T")

@@ -11,7 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jitney.errors import InvalidJob
 from jitney.messages import Event
+
+
+def check_cursor(cursor: int) -> None:
+    """Raises InvalidJob for what is no seq."""
+    if not isinstance(cursor, int) or cursor < 0:
+        raise InvalidJob(f"cursor={cursor!r:.40} must be the seq of an event, or 0 for all of them", param="cursor")
 
 
 @dataclass(frozen=True, slots=True)

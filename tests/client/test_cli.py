@@ -377,3 +377,37 @@ def test_the_help_page_lists_every_command() -> None:
 
 def test_the_version_is_that_of_the_package() -> None:
     assert CliRunner().invoke(cli.app, ["--version"]).output == f"jitney {__version__}\n"
+
+
+async def test_the_commands_speak_to_an_api_as_well(
+    redis_url: str, api_url: str, client: AsyncClient, worker: ScriptedWorker, queue_name: str
+) -> None:
+    """Also where the environment names a Redis: what is asked for goes before it."""
+    asking = asyncio.create_task(
+        jitney("enqueue", "x", "--queue", queue_name, "--api-url", f"{api_url}/v1", redis_url=redis_url)
+    )
+    turn = await enqueued(worker)
+    await turn.start()
+    await turn.say("a", "b")
+    await turn.finish("c")
+    assert await asking == Ended(0, "abc\n", "")
+    streamed = await jitney("stream", turn.id, "--cursor", "3", "--api-url", api_url, redis_url=redis_url)
+    assert streamed == Ended(0, "bc\n", "")
+    cancelled = await jitney("cancel", turn.id, "--api-url", api_url, redis_url=redis_url)
+    assert cancelled == Ended(0, "had already ended\n", "")
+    told = await jitney("status", turn.id, "--json", "--api-url", api_url, redis_url=redis_url)
+    assert (orjson.loads(told.out)["state"], told.err) == ("done", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--api-url", "http://127.0.0.1:1", "--redis-url", "redis://127.0.0.1:1/0"], "not both"),
+        (["--api-url", "redis://127.0.0.1:1/0"], "not the address of an API"),
+        (["--redis-url", "http://127.0.0.1:1"], "not a Redis address"),
+    ],
+)
+async def test_an_address_of_the_wrong_kind_is_refused(redis_url: str, options: list[str], said: str) -> None:
+    ended = await jitney("status", new_job_id("q"), *options, redis_url=redis_url)
+    assert (ended.code, ended.out) == (1, "")
+    assert said in ended.err

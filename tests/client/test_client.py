@@ -1,9 +1,10 @@
-"""The client for asyncio: what it sends, what it refuses, and what comes back."""
+"""The client for asyncio: what it sends, what it refuses, and what comes back. By Redis and over HTTP alike."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -33,6 +34,21 @@ from jitney.messages import Event, JobSpec
 from jitney.queue import Limits
 
 
+@pytest.fixture
+async def client(either_url: str, queue_name: str, write_queue_card: WriteCard) -> AsyncIterator[AsyncClient]:
+    """By either link; `redis_client` stands where only one of them promises it."""
+    await write_queue_card()
+    async with AsyncClient(either_url, queue=queue_name) as client:
+        yield client
+
+
+@pytest.fixture
+async def redis_client(redis_url: str, queue_name: str, write_queue_card: WriteCard) -> AsyncIterator[AsyncClient]:
+    await write_queue_card()
+    async with AsyncClient(redis_url, queue=queue_name) as client:
+        yield client
+
+
 async def test_a_job_goes_from_enqueue_to_its_result(client: AsyncClient, worker: ScriptedWorker) -> None:
     job = await client.enqueue("Once", max_tokens=8, temperature=0.0, seed=7, band="standard", metadata={"a": "b"})
     turn = await worker.take()
@@ -49,10 +65,19 @@ async def test_a_job_goes_from_enqueue_to_its_result(client: AsyncClient, worker
     assert result.id == job.id
 
 
-async def test_a_chat_travels_as_it_is(client: AsyncClient, worker: ScriptedWorker) -> None:
+async def test_a_chat_travels_as_it_is(redis_client: AsyncClient, worker: ScriptedWorker) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "é"}], "name": "x"}]
-    await client.enqueue(messages=messages)
+    await redis_client.enqueue(messages=messages)
     assert (await worker.take()).spec.messages == tuple(messages)
+
+
+async def test_a_chat_travels(client: AsyncClient, worker: ScriptedWorker) -> None:
+    messages = [{"role": "system", "content": "é"}, {"role": "user", "content": "x", "name": "y"}]
+    await client.enqueue(messages=messages, structured_outputs={"choice": ["a", "b"]})
+    spec = (await worker.take()).spec
+    assert spec.messages == tuple(messages)
+    assert spec.sampling.structured_outputs is not None
+    assert spec.sampling.structured_outputs.choice == ("a", "b")
 
 
 async def test_the_stream_yields_every_event_from_started_to_the_last(
@@ -147,7 +172,13 @@ async def test_the_same_idempotency_key_for_another_body_is_a_conflict(client: A
     await client.enqueue("x", idempotency_key="k")
     with pytest.raises(IdempotencyConflict):
         await client.enqueue("y", idempotency_key="k")
-    await client.enqueue("y", idempotency_key="k", tenant="other")
+
+
+async def test_idempotency_keys_are_a_tenants_own(redis_client: AsyncClient) -> None:
+    first, second = [
+        await redis_client.enqueue(tenant, idempotency_key="k", tenant=tenant) for tenant in ("one", "other")
+    ]
+    assert first.id != second.id
 
 
 @pytest.mark.parametrize("key", ["", "é" * 129])
@@ -157,7 +188,7 @@ async def test_an_idempotency_key_has_a_size(client: AsyncClient, key: str) -> N
     assert raised.value.param == "idempotency_key"
 
 
-@pytest.mark.parametrize("key", ["a:b", "*", "../x", "{tag}", "x" * 256, "\r\nX: y", "\0", "\ud800"])
+@pytest.mark.parametrize("key", ["a:b", "*", "../x", "{tag}", "x" * 256, "\r\nX: y", "\0"])
 async def test_an_idempotency_key_of_any_characters_names_no_redis_key(
     client: AsyncClient, redis: Redis, queue_name: str, key: str
 ) -> None:
@@ -166,6 +197,15 @@ async def test_an_idempotency_key_of_any_characters_names_no_redis_key(
     prefix = f"{{jitney:{queue_name}}}:idem:".encode()
     (name,) = [name for name in await redis.keys(f"*{queue_name}*") if b":idem:" in name]
     assert re.fullmatch(re.escape(prefix) + rb"[0-9a-f]{40}", name)
+
+
+async def test_half_a_surrogate_pair_is_a_key_by_redis_and_no_json(
+    redis_client: AsyncClient, api_url: str, queue_name: str
+) -> None:
+    await redis_client.enqueue("x", idempotency_key="\ud800")
+    async with AsyncClient(api_url, queue=queue_name) as by_http:
+        with pytest.raises(InvalidJob, match="idempotency_key"):
+            await by_http.enqueue("x", idempotency_key="\ud800")
 
 
 @pytest.mark.parametrize(
@@ -208,8 +248,12 @@ async def test_none_means_absent(client: AsyncClient, worker: ScriptedWorker) ->
     assert (await worker.take()).spec.sampling.temperature == 1.0
 
 
-async def test_token_ids_beyond_the_context_are_too_long(client: AsyncClient, worker: ScriptedWorker) -> None:
-    await client.enqueue([1] * 2_048)
+async def test_a_prompt_may_fill_the_context_by_redis(redis_client: AsyncClient) -> None:
+    """The API refuses earlier what leaves no room for an answer."""
+    await redis_client.enqueue([1] * 2_048)
+
+
+async def test_token_ids_beyond_the_context_are_too_long(client: AsyncClient) -> None:
     with pytest.raises(PromptTooLong) as raised:
         await client.enqueue([1] * 2_049)
     assert (raised.value.num_tokens, raised.value.max_tokens) == (2_049, 2_048)
@@ -233,29 +277,29 @@ async def test_a_full_queue_says_so(redis_url: str, queue_name: str, write_queue
     assert raised.value.waiting_jobs == 1
 
 
-async def test_an_unknown_queue_is_refused_with_those_there_are(redis_url: str, client: AsyncClient) -> None:
+async def test_an_unknown_queue_is_refused_with_those_there_are(redis_url: str, redis_client: AsyncClient) -> None:
     async with AsyncClient(redis_url, queue="no-such-queue") as other:
         with pytest.raises(UnknownQueue) as raised:
             await other.enqueue("x")
-    assert (await client.card())[0] in raised.value.known
+    assert (await redis_client.card())[0] in raised.value.known
 
 
 async def test_a_queue_answers_to_its_alias_and_its_model(
-    redis_url: str, redis: Redis, queue_name: str, write_queue_card: WriteCard
+    either_url: str, redis: Redis, queue_name: str, write_queue_card: WriteCard
 ) -> None:
     await write_queue_card(model=f"org/{queue_name}-Model")
     await write_alias(redis, f"{queue_name}-alias", queue_name)
     for model in (f"{queue_name}-alias", f"org/{queue_name}-Model", queue_name):
-        async with AsyncClient(redis_url, model=model) as client:
+        async with AsyncClient(either_url, model=model) as client:
             assert queue_of((await client.enqueue("x")).id) == queue_name
 
 
 async def test_a_model_that_two_queues_serve_has_to_be_named_by_queue(
-    redis_url: str, queue_name: str, write_queue_card: WriteCard
+    either_url: str, queue_name: str, write_queue_card: WriteCard
 ) -> None:
     for queue in (f"{queue_name}-a", f"{queue_name}-b"):
         await write_queue_card(queue, model=f"{queue_name}/both")
-    async with AsyncClient(redis_url, model=f"{queue_name}/both") as client:
+    async with AsyncClient(either_url, model=f"{queue_name}/both") as client:
         with pytest.raises(InvalidJob, match=f"{queue_name}-a, {queue_name}-b"):
             await client.enqueue("x")
 
@@ -390,7 +434,7 @@ async def test_no_server_is_said_plainly() -> None:
     assert "secret" not in str(raised.value)
 
 
-@pytest.mark.parametrize("url", ["http://localhost", "redis://u:secret@h:port/0", "localhost:6379", "redis://"])
+@pytest.mark.parametrize("url", ["ftp://localhost", "redis://u:secret@h:port/0", "localhost:6379", "redis://"])
 async def test_a_wrong_address_is_refused_without_showing_it(url: str) -> None:
     with pytest.raises(SettingsError, match="not a Redis address") as raised:
         AsyncClient(url)

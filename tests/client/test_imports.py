@@ -17,6 +17,7 @@ HEAVY = (
     "fastapi",
     "starlette",
     "uvicorn",
+    "httpx2",
     "jitney_api",
     "jitney_worker",
 )

@@ -1,4 +1,4 @@
-"""The client for threads: the same promises without await."""
+"""The client for threads: the same promises without await, by Redis and over HTTP alike."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from jitney.messages import Event
 
 
 @pytest.fixture
-async def sync_client(redis_url: str, queue_name: str, write_queue_card: WriteCard) -> Iterator[Client]:
+async def sync_client(either_url: str, queue_name: str, write_queue_card: WriteCard) -> Iterator[Client]:
     await write_queue_card()
-    with Client(redis_url, queue=queue_name) as client:
+    with Client(either_url, queue=queue_name) as client:
         yield client
 
 
