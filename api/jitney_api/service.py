@@ -106,7 +106,7 @@ class Service:
         return jobs
 
     async def _checked(
-        self, caller: Caller, model: str, spec: JobSpec, *, limit: str | None
+        self, caller: Caller, model: str | None, spec: JobSpec, *, limit: str | None
     ) -> tuple[JobSpec, int | None]:
         """The job as its tenant's, and the tokens of its prompt if they could be counted."""
         own = spec.model_copy(update={"tenant": caller.tenant})
