@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ class StoredResponse:
 
     async def told(self, service: Service) -> ResponseFrames:
         """The stream up to where the log is now. Raises StreamLost where an ended job has no end, QueueUnavailable."""
-        frames, seq = ResponseFrames(self.shape), 0
+        frames, seq = ResponseFrames(self.shape, after=sys.maxsize), 0  # counted, not written
         queue = service.client.queue(queue_of(self.status.id))
         while not frames.has_ended:
             async with answering():
