@@ -19,6 +19,10 @@ NEEDS: Final[dict[tuple[str, str], Scope | None]] = {
     # Method and path: the scope that a key must have. None: no key is asked for, ever.
     ("POST", "/v1/chat/completions"): "generate",
     ("POST", "/v1/completions"): "generate",
+    ("POST", "/v1/responses"): "generate",
+    ("POST", "/v1/responses/{response_id}/cancel"): "generate",
+    ("GET", "/v1/responses/{response_id}"): "read",
+    ("POST", "/v1/embeddings"): "generate",
     ("POST", "/v1/jobs"): "generate",
     ("DELETE", "/v1/jobs/{job_id}"): "generate",
     ("GET", "/v1/jobs/{job_id}"): "read",

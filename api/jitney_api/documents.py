@@ -10,7 +10,15 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import models_json_schema
 
 from jitney_api.access import NEEDS
-from jitney_api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, JobRequest, TokenizeRequest
+from jitney_api.response_schemas import ResponseRequest
+from jitney_api.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    JobRequest,
+    TokenizeRequest,
+)
 
 _REF: Final = "#/components/schemas/{model}"
 
@@ -59,7 +67,16 @@ def _ref(schema: type[BaseModel]) -> dict[str, str]:
     return {"$ref": _REF.format(model=schema.__name__)}
 
 
-_SCHEMAS: Final = (ChatRequest, CompletionRequest, JobRequest, TokenizeRequest, DetokenizeRequest, ErrorBody)
+_SCHEMAS: Final = (
+    ChatRequest,
+    CompletionRequest,
+    ResponseRequest,
+    EmbeddingRequest,
+    JobRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    ErrorBody,
+)
 
 
 def openapi_of(app: FastAPI) -> dict[str, Any]:

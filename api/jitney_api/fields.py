@@ -7,7 +7,7 @@ hint or a label for somebody else's service is accepted and ignored. A field nob
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Any, Final
 
 from jitney.errors import InvalidJob
@@ -69,6 +69,17 @@ REFUSED: Final[dict[str, tuple[Any, ...]]] = {
 }
 
 
+REFUSED_IN_EMBEDDINGS: Final[dict[str, tuple[Any, ...]]] = {
+    # vLLM's, of its pooling endpoints: each would make another vector, or write it otherwise.
+    "normalize": (True,),
+    "use_activation": (True,),
+    "embed_dtype": ("float32",),
+    "endianness": ("little", "native"),
+    "add_special_tokens": (True,),
+    "messages": _ANY,
+}
+
+
 RENAMED: Final = {
     # vLLM's former names. Dropped in silence, they would leave the answer free.
     "guided_json": "structured_outputs.json",
@@ -78,15 +89,21 @@ RENAMED: Final = {
 }
 
 
-def refuse_unsupported(body: dict[str, Any], *, except_for: Container[str] = ()) -> None:
+def refuse_unsupported(
+    body: dict[str, Any],
+    *,
+    except_for: Container[str] = (),
+    refused: Mapping[str, tuple[Any, ...]] = REFUSED,
+    renamed: Mapping[str, str] = RENAMED,
+) -> None:
     """InvalidJob for the first field that would need what is not there. `null` members are already gone.
 
-    except_for: fields that this endpoint knows how to honour.
+    except_for: fields that this endpoint knows how to honour. refused: those that it does not.
     """
     for name, value in body.items():
-        if name in RENAMED:
-            raise InvalidJob(f"{name} is not known: send {RENAMED[name]}", param=name, code="unsupported_parameter")
-        neutral = None if name in except_for else REFUSED.get(name)
+        if name in renamed:
+            raise InvalidJob(f"{name} is not known: send {renamed[name]}", param=name, code="unsupported_parameter")
+        neutral = None if name in except_for else refused.get(name)
         if neutral is not None and not any(_same(value, allowed) for allowed in neutral):
             only = f"; only {neutral[0]!r} is" if neutral else ""
             raise InvalidJob(f"{name} is not supported yet{only}", param=name, code="unsupported_parameter")

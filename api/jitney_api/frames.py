@@ -27,9 +27,13 @@ DONE: Final = b"data: [DONE]\n\n"
 
 
 class Frames(Protocol):
-    """Turns messages into frames. needs_past: the log must be read from its start, whatever the cursor is."""
+    """Turns messages into frames. needs_past: the log must be read from its start, whatever the cursor is.
+
+    opening: what is said before any event, and depends on none.
+    """
 
     needs_past: bool
+    opening: bytes
 
     def of(self, message: Message) -> bytes:
         """All frames of one message; empty when there is nothing to say."""
@@ -65,6 +69,7 @@ class JobFrames:
     """The events as they are."""
 
     needs_past = False
+    opening = b""
 
     def of(self, message: Message) -> bytes:
         return b"id: %d\ndata: %b\n\n" % (message.event.seq, message.payload)
@@ -74,6 +79,7 @@ class _OpenAIFrames(ABC):
     """What the two OpenAI formats share: the fixed bytes around a choice, and how a stream ends."""
 
     needs_past = False
+    opening = b""
     prefix: str
     kind: str
 

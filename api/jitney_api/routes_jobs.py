@@ -8,13 +8,14 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from jitney.errors import InvalidJob, JobEnded, StreamLost
+from jitney.errors import JobEnded, StreamLost
 from jitney.follower import parse as parse_event
 from jitney.keys import JobId, queue_of
 from jitney.records import JobStatus
 from jitney.result import Collector, Result
 from jitney_api.answers import usage_shape
 from jitney_api.callers import caller_of
+from jitney_api.cursor import cursor_of
 from jitney_api.documents import documented, errors
 from jitney_api.edge import read_object
 from jitney_api.failures import JOB_ID_HEADER, wire_of
@@ -81,7 +82,7 @@ async def job_events(
     cursor: Redis lost a part of it, and what was seen is no beginning of what is there now.
     """
     service = service_of(request)
-    cursor = _cursor(request, starting_after)
+    cursor = cursor_of(request, starting_after)
     usage = UsageTerms(include_usage, continuous_usage_stats)
     status = await service.status(caller_of(request), job_id)
     if status.state == "done" and cursor == status.seq:
@@ -99,21 +100,6 @@ async def job_events(
 def _links(job_id: JobId) -> dict[str, Any]:
     here = f"/v1/jobs/{job_id}"
     return {"id": job_id, "queue": queue_of(job_id), "status_url": here, "events_url": f"{here}/events"}
-
-
-def _cursor(request: Request, starting_after: int) -> int:
-    """Raises InvalidJob for a header that is no seq, or that has seen less than the URL says."""
-    header = request.headers.get("last-event-id", "")
-    if not header:
-        return starting_after
-    if not (header.isascii() and header.isdecimal() and len(header) <= 18):
-        raise InvalidJob(f"Last-Event-ID {header[:64]!r} is not a seq: a whole number from 0", param="Last-Event-ID")
-    seen = int(header)
-    if seen < starting_after:
-        raise InvalidJob(
-            f"Last-Event-ID {seen} lies before starting_after={starting_after}: send one of them", param="Last-Event-ID"
-        )
-    return seen
 
 
 def _standing(status: JobStatus) -> dict[str, Any]:
@@ -138,7 +124,7 @@ def _standing(status: JobStatus) -> dict[str, Any]:
 
 
 async def _outcome(service: Service, status: JobStatus) -> dict[str, Any]:
-    """`choices` and `usage` of a finished job, and `prompt_logprobs` if it asked for them.
+    """`choices` and `usage` of a finished job, and `prompt_logprobs` or `embedding` if it asked for them.
 
     `text` so far and `error` of one that ended otherwise.
     """
@@ -160,7 +146,9 @@ async def _outcome(service: Service, status: JobStatus) -> dict[str, Any]:
         }
         for choice in result.choices
     ]
-    asked_for = {} if result.prompt_logprobs is None else {"prompt_logprobs": result.prompt_logprobs}
+    asked_for: dict[str, Any] = {} if result.prompt_logprobs is None else {"prompt_logprobs": result.prompt_logprobs}
+    if result.embedding is not None:
+        asked_for["embedding"] = result.embedding
     return {"choices": choices, "usage": usage_shape(result.usage), **asked_for}
 
 

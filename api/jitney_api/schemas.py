@@ -6,7 +6,7 @@ Fields that nobody has documented are ignored on the OpenAI endpoints; what the 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -23,7 +23,7 @@ from pydantic import (
 from jitney.errors import InvalidJob
 from jitney.keys import Band
 from jitney.messages import MAX_MESSAGES, RetryPolicy
-from jitney.sampling import explain
+from jitney.sampling import Pooling, explain
 from jitney.structured import StructuredOutputs
 
 # Strict: `true` is no number and "5" is no limit; a caller who sends them meant something else.
@@ -53,6 +53,36 @@ def _one_prompt(value: Any) -> Any:
 Prompt = Annotated[
     Any,
     BeforeValidator(_one_prompt, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+]
+
+
+MAX_INPUTS: Final = 2_048
+"""OpenAI's bound. Each is a job of its own."""
+
+
+def _inputs(value: Any) -> Any:
+    """OpenAI's four shapes (text, [text, ...], ids, [ids, ...]) as a list of what `_one_prompt` gives."""
+    one = isinstance(value, str) or (isinstance(value, list) and bool(value) and type(value[0]) is int)
+    several = [value] if one else value
+    if not isinstance(several, list) or not several:
+        raise ValueError("must be a string, a list of token ids, or a list with at least one of these")
+    if len(several) > MAX_INPUTS:
+        raise ValueError(f"holds {len(several)} texts; at most {MAX_INPUTS} are allowed in one request")
+    return tuple(_input(one, number) for number, one in enumerate(several))
+
+
+def _input(value: Any, number: int) -> Any:
+    if isinstance(value, list) and value and type(value[0]) is not int:
+        raise ValueError(f"number {number} must be a string or a list of token ids")
+    try:
+        return _one_prompt(value)
+    except ValueError as error:
+        raise ValueError(f"number {number} {error}") from None
+
+
+Inputs = Annotated[
+    Any,
+    BeforeValidator(_inputs, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
 ]
 
 
@@ -271,7 +301,19 @@ class JobRequest(Sampled, Queued):
     prompt: Prompt = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     logprobs: Int | None = None
+    pooling: Pooling | None = None
     traceparent: str | None = Field(None, max_length=64)
+
+
+class EmbeddingRequest(Queued):
+    """`POST /v1/embeddings`. dimensions: those of the model, or absent. pooling: `jitney.sampling.Pooling`."""
+
+    model: Model
+    input: Inputs
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Int | None = None
+    pooling: Pooling = "last"
+    truncate_prompt_tokens: Int | None = None
 
 
 class TokenizeRequest(Open):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import cast
 
 from redis.exceptions import RedisError
@@ -23,8 +23,10 @@ from jitney_api.answers import Heading
 from jitney_api.callers import Caller
 from jitney_api.keyring import Keyring
 from jitney_api.prompts import count_prompt
+from jitney_api.response_schemas import ResponseRequest
 from jitney_api.schemas import ChatRequest, CompletionRequest, JobRequest
 from jitney_api.settings import ApiSettings
+from jitney_api.together import together
 from jitney_api.tokenizers import Tokenizers
 
 _log = logger()
@@ -67,19 +69,50 @@ class Service:
         await self.client.aclose()
 
     async def enqueue(
-        self, caller: Caller, asked: ChatRequest | CompletionRequest | JobRequest, spec: JobSpec
+        self, caller: Caller, asked: ChatRequest | CompletionRequest | JobRequest | ResponseRequest, spec: JobSpec
     ) -> AsyncJob:
         """Enqueue a request's job as the caller's tenant, after everything that can be checked here was checked.
 
         Raises InvalidJob and its kin, IdempotencyConflict, Overloaded, QueueUnavailable.
         """
-        own = spec.model_copy(update={"tenant": caller.tenant})
-        _, card = await self.client.card(asked.model)
-        check_against(card, own)
-        num_prompt_tokens = await count_prompt(self.tokenizers, card, own, limit=asked.limit_name)
+        own, num_prompt_tokens = await self._checked(caller, asked.model, spec, limit=asked.limit_name)
         return await self.client.enqueue_spec(
             own, queue=asked.model, idempotency_key=asked.idempotency_key, num_prompt_tokens=num_prompt_tokens
         )
+
+    async def enqueue_all(self, caller: Caller, model: str, specs: Sequence[JobSpec]) -> list[AsyncJob]:
+        """Enqueue several jobs of one request, or none: all are checked before the first of them is written.
+
+        One that is refused all the same, because the queue is full by then, cancels those before it. Raises as
+        `enqueue`.
+        """
+        checked = await together(lambda spec: self._checked(caller, model, spec, limit=None), specs)
+        refusals: list[JitneyError] = []
+
+        async def write(one: tuple[JobSpec, int | None]) -> AsyncJob | None:
+            try:
+                # After a refusal nothing more is written; what is being written cannot be told from what is not.
+                return (
+                    None if refusals else await self.client.enqueue_spec(one[0], queue=model, num_prompt_tokens=one[1])
+                )
+            except JitneyError as error:
+                refusals.append(error)
+                return None
+
+        jobs = [job for job in await together(write, checked) if job is not None]
+        if refusals:
+            await self.cancel_all(jobs)
+            raise refusals[0]
+        return jobs
+
+    async def _checked(
+        self, caller: Caller, model: str | None, spec: JobSpec, *, limit: str | None
+    ) -> tuple[JobSpec, int | None]:
+        """The job as its tenant's, and the tokens of its prompt if they could be counted."""
+        own = spec.model_copy(update={"tenant": caller.tenant})
+        _, card = await self.client.card(model)
+        check_against(card, own)
+        return own, await count_prompt(self.tokenizers, card, own, limit=limit)
 
     async def status(self, caller: Caller, job_id: str) -> JobStatus:
         """Where a job of the caller's tenant stands. Every route that is given an id asks here first.
@@ -116,6 +149,10 @@ class Service:
         grace = asyncio.create_task(self._cancel_later(job_id, grace_s))
         self._graces.add(grace)
         grace.add_done_callback(self._graces.discard)
+
+    async def cancel_all(self, jobs: Sequence[AsyncJob]) -> None:
+        """Of a request that cannot be answered any more. Those that have ended stay as they are."""
+        await together(self._cancel, [job.id for job in jobs])
 
     async def _cancel_later(self, job_id: JobId, grace_s: float) -> None:
         await asyncio.sleep(grace_s)

@@ -103,7 +103,7 @@ class EventStream(Response):
             terms.on_first(messages[0].event, self._job_id)
         await pen.start(self.status_code, self.raw_headers)
         # With nothing to say yet the comment carries the headers through proxies that wait for a body.
-        await pen.write(self._spoken(messages) or KEEP_ALIVE)
+        await pen.write(self._frames.opening + self._spoken(messages) or KEEP_ALIVE)
 
     def _spoken(self, messages: list[Message]) -> bytes:
         cursor = self._terms.cursor

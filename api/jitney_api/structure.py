@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -13,7 +13,7 @@ from jitney.sampling import explain
 from jitney.structured import StructuredOutputs
 from jitney_api.schemas import ChatRequest, CompletionRequest, ResponseFormat
 
-_OURS: Final = "structured_outputs.json"
+SCHEMA_HERE: Final = "structured_outputs.json"
 _THEIRS: Final = "response_format.json_schema.schema"
 
 
@@ -28,9 +28,12 @@ def structured(asked: ChatRequest | CompletionRequest) -> StructuredOutputs | No
 
 
 def _of(wanted: ResponseFormat) -> StructuredOutputs:
-    fields: dict[str, Any] = {"json_object": True}
-    if wanted.json_schema is not None:
-        fields = {"json": wanted.json_schema.schema_}
+    return json_structure(None if wanted.json_schema is None else wanted.json_schema.schema_)
+
+
+def json_structure(schema: dict[str, Any] | None) -> StructuredOutputs:
+    """JSON that the schema describes; without one any object. Raises InvalidJob."""
+    fields: dict[str, Any] = {"json_object": True} if schema is None else {"json": schema}
     try:
         return StructuredOutputs.model_validate(fields)
     except ValidationError as error:
@@ -40,9 +43,17 @@ def _of(wanted: ResponseFormat) -> StructuredOutputs:
 @contextlib.contextmanager
 def named_as_asked(asked: ChatRequest | CompletionRequest) -> Iterator[None]:
     """An InvalidJob about the schema of a `response_format` names that, not what it became here."""
+    with named({} if asked.response_format is None else {SCHEMA_HERE: _THEIRS}):
+        yield
+
+
+@contextlib.contextmanager
+def named(theirs: Mapping[str, str]) -> Iterator[None]:
+    """An InvalidJob about one of our fields names the caller's field that it was made of. theirs: by ours."""
     try:
         yield
     except InvalidJob as error:
-        if asked.response_format is None or error.param != _OURS:
+        name = theirs.get(error.param or "")
+        if name is None:
             raise
-        raise InvalidJob(str(error).replace(_OURS, _THEIRS, 1), param=_THEIRS, code=error.code) from None
+        raise InvalidJob(str(error).replace(error.param or "", name, 1), param=name, code=error.code) from None

@@ -8,7 +8,7 @@ from jitney.errors import InvalidJob
 from jitney.messages import JobSpec
 from jitney.sampling import MAX_LOGPROBS, SamplingParams, sampling_params
 from jitney.structured import StructuredOutputs
-from jitney_api.schemas import ChatRequest, CompletionRequest, JobRequest, Queued, Sampled
+from jitney_api.schemas import ChatRequest, CompletionRequest, EmbeddingRequest, JobRequest, Queued, Sampled
 from jitney_api.structure import structured
 
 COMPLETION_MAX_TOKENS: Final = 16
@@ -21,8 +21,8 @@ _QUEUED: Final = tuple(name for name in Queued.model_fields if name != "idempote
 def completion_job(asked: CompletionRequest) -> JobSpec:
     """The job of a text completion. Raises InvalidJob."""
     limit = COMPLETION_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
-    sampling = _sampling(asked, structured(asked), logprobs=asked.logprobs, max_tokens=limit)
-    return _job(asked, sampling, prompt=asked.prompt, on_disconnect=_on_disconnect(asked))
+    sampling = sampling_of(asked, structured(asked), logprobs=asked.logprobs, max_tokens=limit)
+    return job_of(asked, sampling, prompt=asked.prompt, on_disconnect=on_disconnect_of(asked))
 
 
 def chat_job(asked: ChatRequest) -> JobSpec:
@@ -31,15 +31,17 @@ def chat_job(asked: ChatRequest) -> JobSpec:
     if limit is not None and limit < 1:
         raise InvalidJob(f"max_completion_tokens must be at least 1 (given: {limit})", param="max_completion_tokens")
     limit = asked.max_tokens if limit is None else limit
-    sampling = _sampling(asked, structured(asked), logprobs=_chat_logprobs(asked), max_tokens=limit)
+    sampling = sampling_of(asked, structured(asked), logprobs=_chat_logprobs(asked), max_tokens=limit)
     messages = tuple(message.plain() for message in asked.messages)
-    return _job(asked, sampling, messages=messages, on_disconnect=_on_disconnect(asked))
+    return job_of(asked, sampling, messages=messages, on_disconnect=on_disconnect_of(asked))
 
 
 def detached_job(asked: JobRequest) -> JobSpec:
     """The job of `POST /v1/jobs`. Raises InvalidJob."""
     structure = asked.structured_outputs
-    sampling = _sampling(asked, structure, logprobs=asked.logprobs, max_tokens=asked.max_tokens)
+    sampling = sampling_of(
+        asked, structure, logprobs=asked.logprobs, max_tokens=asked.max_tokens, pooling=asked.pooling
+    )
     given: dict[str, Any] = {}
     if asked.messages is not None:
         given["messages"] = tuple(message.plain() for message in asked.messages)
@@ -47,7 +49,14 @@ def detached_job(asked: JobRequest) -> JobSpec:
         given["prompt"] = asked.prompt
     if asked.traceparent is not None:
         given["traceparent"] = asked.traceparent
-    return _job(asked, sampling, **given)
+    return job_of(asked, sampling, **given)
+
+
+def embedding_jobs(asked: EmbeddingRequest) -> list[JobSpec]:
+    """A job for each input, in order. Raises InvalidJob."""
+    given = {"pooling": asked.pooling, "truncate_prompt_tokens": asked.truncate_prompt_tokens}
+    sampling = sampling_params(**{name: value for name, value in given.items() if value is not None})
+    return [job_of(asked, sampling, prompt=one, on_disconnect=asked.on_disconnect or "cancel") for one in asked.input]
 
 
 def _chat_logprobs(asked: ChatRequest) -> int | None:
@@ -60,15 +69,13 @@ def _chat_logprobs(asked: ChatRequest) -> int | None:
     return (top or 0) if asked.logprobs else None
 
 
-def _sampling(
-    asked: Sampled, structure: StructuredOutputs | None, *, logprobs: int | None, max_tokens: int | None
-) -> SamplingParams:
+def sampling_of(asked: Sampled, structure: StructuredOutputs | None, **others: int | str | None) -> SamplingParams:
     given = {name: getattr(asked, name) for name in _SAMPLED}
-    given |= {"logprobs": logprobs, "max_tokens": max_tokens, "structured_outputs": structure}
+    given |= {"structured_outputs": structure, **others}
     return sampling_params(**{name: value for name, value in given.items() if value is not None})
 
 
-def _on_disconnect(asked: Queued) -> str:
+def on_disconnect_of(asked: Queued) -> str:
     """Whoever waits for an answer and goes away no longer wants it.
 
     Not so with an idempotency key: it is there to come back with, and to a cancelled job nobody can.
@@ -78,7 +85,8 @@ def _on_disconnect(asked: Queued) -> str:
     return "continue" if asked.idempotency_key is not None else "cancel"
 
 
-def _job(asked: Queued, sampling: SamplingParams, **fields: Any) -> JobSpec:
+def job_of(asked: Queued, sampling: SamplingParams, **fields: Any) -> JobSpec:
+    """The job of a request: what it says of waiting and keeping, and `fields`. Raises InvalidJob."""
     given = {name: getattr(asked, name) for name in _QUEUED}
     given |= fields
     return JobSpec.build({"sampling": sampling, **{name: value for name, value in given.items() if value is not None}})

@@ -17,6 +17,7 @@ class QueueCard(BaseModel):
     max_model_len: tokens of prompt and answer, a property of the queue and not of a worker.
     bytes_per_token: mean over the tokenizer's vocabulary, for estimates. fingerprint: of the build that wrote
     the card. tokenizer_digest: of tokenizer and chat template. created: Unix seconds.
+    hidden_size: numbers of a hidden state, and so of an embedding; 0: the queue's workers give none.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
@@ -28,6 +29,7 @@ class QueueCard(BaseModel):
     fingerprint: str = ""
     tokenizer_digest: str = ""
     created: float = 0.0
+    hidden_size: int = Field(0, ge=0)
 
     def encode(self) -> bytes:
         return orjson.dumps(self.model_dump())

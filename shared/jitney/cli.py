@@ -102,6 +102,7 @@ def enqueue(
     structured_outputs: Annotated[
         str | None, typer.Option(metavar="JSON", help="""What it must be: '{"choice": ["yes", "no"]}'.""")
     ] = None,
+    pooling: Annotated[str | None, typer.Option(help="last or mean: the prompt's embedding, no answer.")] = None,
     band: Annotated[str | None, typer.Option(help="interactive, standard or bulk.")] = None,
     priority: Annotated[int | None, typer.Option(help="Lower is sooner.")] = None,
     timeout_s: Annotated[float | None, typer.Option(help="Seconds the job may take in all.")] = None,
@@ -112,12 +113,16 @@ def enqueue(
     with outcomes():
         options["logit_bias"] = _biases(logit_bias)
         options["structured_outputs"] = _structure(structured_outputs)
+        if pooling is not None and max_tokens == DEFAULT_MAX_TOKENS:
+            del options["max_tokens"]  # nobody asked for it
         chat = None if messages is None else _read_messages(messages)
         text = sys.stdin.read() if prompt == "-" else prompt
         with _client(redis_url, api_url, queue=queue, model=model) as client:
             job = client.enqueue(text, chat, idempotency_key=idempotency_key, **options)
             if detach:
                 typer.echo(job.id)
+            elif pooling is not None:
+                typer.echo(orjson.dumps(job.result().embedding).decode())
             else:
                 _stream_text(job)
 

@@ -37,8 +37,10 @@ class JobSpec(BaseModel):
     """A job as it was asked for: what to say, how to sample, and how long it may take.
 
     Exactly one of `prompt` (text or token ids) and `messages` (chat). Times are seconds; `not_before` and
-    `deadline` are Unix times. `priority`: lower is sooner, among the same tenant's jobs. Unknown fields
-    are kept and passed on, so that an older process never loses what a newer one wrote.
+    `deadline` are Unix times. `priority`: lower is sooner, among the same tenant's jobs. `keep_body`: what was asked
+    for is kept as long as what was answered, not only until the job's end. `response`: of a job that
+    `/v1/responses` has made, what OpenAI's object says and the other fields do not. Unknown fields are kept and
+    passed on, so that an older process never loses what a newer one wrote.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
@@ -59,6 +61,8 @@ class JobSpec(BaseModel):
     cache_salt: str = Field("", max_length=256)
     metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
     traceparent: str | None = Field(None, max_length=64)
+    keep_body: bool = False
+    response: dict[str, Any] | None = None
 
     @field_validator("tenant")
     @classmethod
@@ -148,6 +152,7 @@ class Event:
     fingerprints: in the terminal event, the builds that wrote the answer, in order, when it was more than one.
     prompt_logprobs: in the first `started` of a job that asks for them, one entry for each token of the prompt, as in
     `logprobs`; None for the first token.
+    embedding: in `finished` of a job with `pooling`: float32, little-endian, in base64.
     """
 
     type: EventType
@@ -168,6 +173,7 @@ class Event:
     usage: dict[str, int] | None = None
     error: dict[str, Any] | None = None
     fingerprints: tuple[str, ...] | None = None
+    embedding: str | None = None
 
     @property
     def is_terminal(self) -> bool:
@@ -212,6 +218,7 @@ _OPTIONAL: Final = (
     "usage",
     "error",
     "fingerprints",
+    "embedding",
 )
 _OF_TOKENS: Final = ("logprobs", "finish_reason")
 _LISTS: Final = frozenset({"token_ids", "logprobs", "choices", "prompt_logprobs", "fingerprints"})

@@ -39,6 +39,7 @@ class Entry:
     num_prompt_tokens: an estimate, for bounds and fairness; a worker's first append settles it.
     not_before, deadline: Unix seconds. timeout_s: from then (or now) to the end. queue_timeout_s: to the first event.
     max_attempts: without progress; fewer than the workers allow, None = as many.
+    keep_body: the body lives as long as the result, not only until the job's end.
     """
 
     id: JobId
@@ -55,6 +56,7 @@ class Entry:
     idempotency_key: str | None = None
     result_ttl_s: int = 3_600
     max_attempts: int | None = None
+    keep_body: bool = False
 
 
 @dataclass(frozen=True, slots=True)

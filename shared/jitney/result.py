@@ -8,6 +8,7 @@ from typing import Any, Final
 from jitney.errors import JobCancelled, JobEnded, JobExpired, JobFailed
 from jitney.keys import JobId
 from jitney.messages import Event
+from jitney.vectors import unpack_embedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,19 @@ class Result:
     """A finished job. `text`, `token_ids` and `finish_reason` are those of choice 0.
 
     prompt_logprobs: one entry for each token of the prompt, None for the first; None when none were asked for.
+    packed_embedding: of a job with `pooling`, as it stands in the log: float32, little-endian, in base64.
     """
 
     id: JobId
     choices: tuple[Choice, ...]
     usage: dict[str, int]
     prompt_logprobs: tuple[dict[str, Any] | None, ...] | None = None
+    packed_embedding: str | None = None
+
+    @property
+    def embedding(self) -> tuple[float, ...] | None:
+        """The prompt's embedding, of length one; None for a job without `pooling`."""
+        return None if self.packed_embedding is None else unpack_embedding(self.packed_embedding)
 
     @property
     def text(self) -> str:
@@ -105,7 +113,7 @@ class Collector:
             growing = self._choices.setdefault(ended["choice"], _Growing())
             growing.finish_reason = ended.get("finish_reason") or growing.finish_reason
         choices = tuple(self._choices[index].choice(index) for index in sorted(self._choices))
-        return Result(self.job_id, choices, event.usage or {}, self._prompt_logprobs)
+        return Result(self.job_id, choices, event.usage or {}, self._prompt_logprobs, event.embedding)
 
     def _ended(self, event: Event) -> JobEnded:
         said = (event.error or {}).get("message")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -35,6 +35,9 @@ MIN_REPETITION_PENALTY = 0.01
 MIN_TEMPERATURE = 1e-3
 """Below it logit / temperature could overflow float32; what is meant is greedy."""
 SEED_BITS = 63
+
+Pooling = Literal["last", "mean"]
+"""Of which hidden states an embedding is made: of the prompt's last token, or of all of its tokens."""
 
 
 def _as_list(value: Any) -> Any:
@@ -101,6 +104,7 @@ class SamplingParams(BaseModel):
     echo: the text of each answer begins with the prompt.
     truncate_prompt_tokens: keep the last k tokens of the prompt; -1 = as many as fit beside max_tokens.
     structured_outputs: what the answer must look like; a token that does not fit is not chosen.
+    pooling: nothing is sampled: the result is an embedding of the prompt. What chooses tokens is refused beside it.
 
     In which order they act: `jitney_worker/model/processors.py`, as in vLLM.
     """
@@ -131,6 +135,7 @@ class SamplingParams(BaseModel):
     echo: bool = False
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     structured_outputs: StructuredOutputs | None = None
+    pooling: Pooling | None = None
 
     @field_validator("temperature")
     @classmethod
@@ -207,6 +212,15 @@ class SamplingParams(BaseModel):
             raise ValueError("ends where its structure is whole, which ignore_eos=true forbids: leave one out")
         return value
 
+    @field_validator("pooling")
+    @classmethod
+    def _alone(cls, value: Pooling | None, field: ValidationInfo) -> Pooling | None:
+        """Who sends both has mistaken one for something else."""
+        for name, given in field.data.items() if value is not None else ():
+            if name not in _BESIDE_POOLING and given != cls.model_fields[name].default:
+                raise ValueError(f"gives an embedding and chooses no token: leave {name} out")
+        return value
+
     @property
     def is_greedy(self) -> bool:
         """True if the most probable token is always taken."""
@@ -222,6 +236,9 @@ class SamplingParams(BaseModel):
             keep = max(1, max_sequence_len - (self.max_tokens or 1))
         return num_prompt_tokens if keep is None else min(keep, num_prompt_tokens)
 
+
+_BESIDE_POOLING = frozenset({"seed", "truncate_prompt_tokens"})
+"""A seed is drawn for every job, and changes no embedding."""
 
 _PHRASES = {
     "tuple_type": "must be a list",

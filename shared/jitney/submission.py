@@ -74,6 +74,12 @@ def _is_text(name: str) -> bool:
 def check_against(card: QueueCard, spec: JobSpec) -> None:
     """What only the queue's model can tell. Raises InvalidJob or PromptTooLong; the worker checks it all again."""
     sampling = spec.sampling
+    if sampling.pooling is not None and card.hidden_size == 0:
+        raise InvalidJob(
+            f"model {card.model} gives no embeddings: its workers are too old, or have no hidden states to give",
+            param="model",
+            code="no_embeddings",
+        )
     prompt_ids = spec.prompt if isinstance(spec.prompt, tuple) else ()
     named_ids = {
         "prompt": prompt_ids,
@@ -177,4 +183,5 @@ def entry_of(
         result_ttl_s=spec.result_ttl_s or (BULK_RESULT_TTL_S if bulk else RESULT_TTL_S),
         # The default is no wish: it would undo a worker's own, higher limit.
         max_attempts=None if attempts == RetryPolicy().max else attempts,
+        keep_body=spec.keep_body,
     )

@@ -110,7 +110,7 @@ def test_a_document_of_an_api_that_asks_nobody_speaks_of_no_keys():
 async def call(api: Api, route: tuple[str, str], **headers: str) -> Answer:
     method, path = route
     job = f"{api.model}.0123456789012345678901"
-    path = path.format(job_id=job, model=api.model)
+    path = path.format(job_id=job, response_id=f"resp_{job}", model=api.model)
     body = {"model": api.model, **BODY} if method == "POST" else None
     if "chat" in path:
         body = {"model": api.model, "messages": [{"role": "user", "content": "x"}]}
@@ -268,6 +268,31 @@ async def test_another_tenants_job_is_like_one_that_never_was(guarded, make, wor
     mine = await guarded.get(f"/v1/jobs/{created['id']}", authorization=bearer(owner))
     expected = {"waiting": "queued", "running": "running", "finished": "finished"}[state]
     assert (await mine.json())["status"] == expected
+
+
+@pytest.mark.parametrize("state", ["waiting", "finished"])
+@pytest.mark.parametrize(
+    ("method", "tail"),
+    [("GET", ""), ("POST", "/cancel"), ("GET", "?stream=true"), ("GET", "?stream=true&starting_after=0")],
+)
+async def test_another_tenants_response_is_like_one_that_never_was(guarded, make, worker, state, method, tail):
+    owner, other = await make("acme"), await make("globex", "generate", "read", "admin")
+    body = {"model": guarded.model, "input": "hello", "background": True}
+    created = await (await guarded.post("/v1/responses", body, authorization=bearer(owner))).json()
+    if state == "finished":
+        await worker.serve("secret")
+    unknown = created["id"][:-4] + "0000"
+    told = []
+    for id in (created["id"], unknown):
+        answer = await guarded.ask(method, f"/v1/responses/{id}{tail}", authorization=bearer(other))
+        told.append((await refused(answer, 404, "job_not_found"))["message"].replace(id, "X"))
+        body = {"model": guarded.model, "input": "and?", "previous_response_id": id}
+        answer = await guarded.post("/v1/responses", body, authorization=bearer(other))
+        error = await refused(answer, 400, "previous_response_not_found")
+        told.append(error["message"].replace(id, "X"))
+    assert told[:2] == told[2:]
+    mine = await guarded.get(f"/v1/responses/{created['id']}", authorization=bearer(owner))
+    assert (await mine.json())["status"] == {"waiting": "queued", "finished": "completed"}[state]
 
 
 async def test_two_keys_of_one_tenant_share_its_jobs(guarded, make, worker):

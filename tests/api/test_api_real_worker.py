@@ -148,3 +148,51 @@ async def test_log_probabilities_choices_and_an_echo_of_a_real_engine_have_the_o
     )
     content = chat.choices[0].logprobs.content
     assert len(content) == chat.usage.completion_tokens
+
+
+def said(answer: Any) -> tuple[Any, ...]:
+    """What two responses to one request have in common."""
+    return answer.status, answer.output_text, answer.incomplete_details, answer.usage.output_tokens
+
+
+async def test_a_response_of_a_real_engine_is_the_same_whole_streamed_resumed_and_in_the_background(
+    stack: Api, openai: AsyncOpenAI
+) -> None:
+    options: dict[str, Any] = {
+        "model": stack.model,
+        "instructions": "Be brief.",
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "What is the sea?"}]}],
+        "max_output_tokens": 24,
+        "temperature": 0,
+    }
+    whole = await openai.responses.create(**options)
+    assert whole.usage is not None
+    chat: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is the sea?"}]
+    assert whole.usage.input_tokens == await num_tokens(stack, messages=chat)
+    events = [event async for event in await openai.responses.create(**options, stream=True)]
+    last: Any = events[-1]
+    assert said(last.response) == said(whole)
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    stream = await openai.responses.create(**options, background=True, stream=True)
+    first: Any = await anext(aiter(stream))
+    await stream.close()
+    rest = await openai.responses.retrieve(first.response.id, stream=True, starting_after=0)
+    seen = [first, *[event async for event in rest]]
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    assert said(seen[-1].response) == said(await openai.responses.retrieve(first.response.id)) == said(whole)
+    going_on = await openai.responses.create(**options | {"input": "And why?"}, previous_response_id=whole.id)
+    assert going_on.usage is not None
+    chat += [{"role": "assistant", "content": whole.output_text}, {"role": "user", "content": "And why?"}]
+    assert going_on.usage.input_tokens == await num_tokens(stack, messages=chat)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_limit_of_a_response_that_does_not_fit_is_refused_by_its_name(
+    stack: Api, openai: AsyncOpenAI, stream: bool
+) -> None:
+    with pytest.raises(sdk.BadRequestError) as refused:
+        await openai.responses.create(model=stack.model, input="x", max_output_tokens=MAX_MODEL_LEN, stream=stream)
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "max_output_tokens")
+    with pytest.raises(sdk.BadRequestError) as refused:
+        await openai.responses.create(model=stack.model, input="x " * MAX_MODEL_LEN, stream=stream)
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "input")

@@ -24,7 +24,7 @@ from jitney_worker.engine.protocol import (
     SequenceDelta,
     TokenLogprobs,
 )
-from jitney_worker.engine.sequence import FinishReason, SequenceId, SequenceParams, SequenceRequest
+from jitney_worker.engine.sequence import FinishReason, Pooling, SequenceId, SequenceParams, SequenceRequest
 from jitney_worker.engine.settings import EngineSettings
 
 VOCAB = 97
@@ -40,6 +40,20 @@ def prefix_hash(before: int, token_id: int) -> int:
 def next_token(digest: int, choice: int = 0) -> int:
     """The model: a token id from 0 (the end token) to 96. Choices of one prompt part ways at once."""
     return (digest >> 17) % VOCAB if choice == 0 else (digest >> (17 + choice)) * (choice + 1) % VOCAB
+
+
+def as_bytes(digests: Iterable[int]) -> bytes:
+    """What a pooled sequence gives."""
+    return b"".join(digest.to_bytes(8, "little") for digest in digests)
+
+
+def pooled(request: SequenceRequest) -> bytes:
+    """What it gives with no engine at all."""
+    digests, digest = [], 0
+    for token_id in request.prompt_ids:
+        digest = prefix_hash(digest, token_id)
+        digests.append(digest)
+    return as_bytes(digests if request.params.pooling == "mean" else digests[-1:])
 
 
 def prompt_logprob(position: int, token_id: int) -> TokenLogprobs:
@@ -99,7 +113,15 @@ class HashModel:
             self._write(item, written)
         rows = [self._sample(item) for item in scheduled.scheduled if item.samples]
         wanting = [item for item in scheduled.scheduled if item.num_prompt_logprobs is not None]
-        return ModelOutput(rows, {item.sequence.id: self._prompt_logprobs(item) for item in wanting})
+        pooled = {item.sequence.id: self._pool(item) for item in scheduled.scheduled if item.pooling is not None}
+        return ModelOutput(rows, {item.sequence.id: self._prompt_logprobs(item) for item in wanting}, pooled)
+
+    def _pool(self, item: ScheduledSequence) -> bytes | RowFailure:
+        """As an embedding: the digests of the prefixes that end in these tokens, one after the other."""
+        if item.is_pooled and item.sequence.id in self.fails_at:
+            return FAILURE
+        digests = [self.cache[self._slot(item, position)][2] for position in range(item.start, item.stop)]
+        return item.pooled + as_bytes(digests if item.pooling == "mean" else digests[-1:])
 
     def _prompt_logprobs(self, item: ScheduledSequence) -> list[TokenLogprobs]:
         """Position and token of each prompt token from the second one on, as one number."""
@@ -218,6 +240,7 @@ def request(
     group: str = "",
     choice: int = 0,
     num_prompt_logprobs: int | None = None,
+    pooling: Pooling | None = None,
 ) -> SequenceRequest:
     """A request called `name`; a whole number as prompt means that many tokens peculiar to the name."""
     if isinstance(prompt, int):
@@ -234,6 +257,7 @@ def request(
             min_tokens=min_tokens,
             choice=choice,
             num_prompt_logprobs=num_prompt_logprobs,
+            pooling=pooling,
         ),
         order_key=(0, virtual_time, 0, arrival),
         output_ids=tuple(output),

@@ -45,6 +45,7 @@ class Answer:
     error: str | None = None
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    embedding: bytes | None = None
 
 
 def prompt(length: int, *, seed: int, vocab_size: int = 512) -> tuple[int, ...]:
@@ -112,6 +113,7 @@ def run(
             answer.prompt_logprobs += delta.prompt_logprobs
             answer.num_cached_tokens = delta.num_cached_tokens
             answer.finish_reason = delta.finish_reason
+            answer.embedding = delta.embedding
             answer.error = delta.error.code if delta.error else None
         steps += 1
     return list(answers.values())

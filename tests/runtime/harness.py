@@ -48,6 +48,10 @@ class Turnstile:
             self._permits.acquire()
         return self.runner.execute(scheduled)
 
+    @property
+    def hidden_size(self) -> int:
+        return getattr(self.runner, "hidden_size", 0)
+
     async def until_step(self) -> list[str]:
         """Wait until the engine stands before its next step; who is in it."""
         reached = await asyncio.to_thread(self._arrived.acquire, timeout=LIVENESS_S)
@@ -135,6 +139,7 @@ def crew(settings: WorkerSettings, tokenizer: Tokenizer, runner: ModelRunner, en
         queue=settings.queue_name,
         fingerprint="hash.1",
         worker_id=settings.worker.id or "w1",
+        hidden_size=getattr(runner, "hidden_size", 0),
     )
 
 

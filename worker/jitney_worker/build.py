@@ -62,6 +62,7 @@ def build_crew(settings: WorkerSettings) -> Crew:
         worker_id=settings.worker.id or f"{socket.gethostname()[:32]}-{os.getpid()}-{uuid.uuid4().hex[:6]}",
         vocab_size=runner.vocab_size,
         eos_token_ids=runner.eos_token_ids,
+        hidden_size=runner.hidden_size,
         dtype=runner.dtype,
         device=runner.device,
         decoder=runner.config.source,
@@ -83,6 +84,7 @@ async def register_without_weights(redis: Redis, settings: WorkerSettings) -> No
         fingerprint="",
         tokenizer_digest=tokenizer.digest,
         created=int(unix_now()),
+        hidden_size=config.hidden_size,
     )
     await register_queue(redis, settings.queue_name, card, tokenizer)
 

@@ -27,10 +27,12 @@ def crew_of(
     worker_id: str,
     vocab_size: int | None = None,
     eos_token_ids: Iterable[int] = (),
+    hidden_size: int = 0,
     **features: Any,
 ) -> Crew:
     """vocab_size: the model's, if it is not the tokenizer's. eos_token_ids: of the model, besides the tokenizer's.
 
+    hidden_size: numbers of an embedding; 0: the runner gives none.
     features: what the worker tells of itself besides its engine's.
     """
     stop_rules = StopRules(tokenizer)
@@ -40,6 +42,7 @@ def crew_of(
         max_model_len=settings.max_model_len,
         max_sequence_len=settings.max_sequence_tokens,
         eos_token_ids=frozenset(eos_token_ids) | tokenizer.eos_token_ids,
+        hidden_size=hidden_size,
     )
     return Crew(
         engine=engine,

@@ -36,7 +36,8 @@ end
 
 -- The one way a job ends: state, place, account, log, ledger and lifetimes in one script, the channel last.
 -- `events` end with the terminal one and have the seqs after job.seq. keep_ms nil: as the job asked.
--- dead_reason: nil, or why the job is buried; its body then stays, so that it can be queued anew.
+-- dead_reason: nil, or why the job is buried; its body then stays, so that it can be queued anew. It also stays where
+-- the job asked for that (keepb), as long as its result.
 local function end_job(job, reason, by, events, keep_ms, dead_reason)
   local hash, log, first = P .. ':job:' .. job.id, P .. ':tokens:' .. job.id, job.seq + 1
   job.seq = job.seq + #events
@@ -55,6 +56,8 @@ local function end_job(job, reason, by, events, keep_ms, dead_reason)
   if dead_reason then
     keep = math.max(keep, DEAD_KEEP_MS)
     bury(job, dead_reason, events[#events])
+  end
+  if dead_reason or job.keepb > 0 then
     redis.call('PEXPIRE', P .. ':body:' .. job.id, keep)
   else
     redis.call('DEL', P .. ':body:' .. job.id)

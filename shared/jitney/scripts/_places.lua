@@ -6,7 +6,7 @@
 --   done      none
 local TEXTS = {'state', 'band', 'tenant', 'eid', 'fp', 'was', 'fence', 'owner', 'reason', 'by', 'idem', 'err'}
 local NUMBERS = {'est', 'pt', 'seq', 'n', 'at', 'tries', 'strikes', 'cseq', 'since', 'started',
-                 'deadline', 'qdeadline', 'paid', 'max', 'ttl', 'vt', 'rmax', 'due', 'lease'}
+                 'deadline', 'qdeadline', 'paid', 'max', 'ttl', 'vt', 'rmax', 'due', 'lease', 'keepb'}
 local FIELDS = {}
 for _, field in ipairs(TEXTS) do FIELDS[#FIELDS + 1] = field end
 for _, field in ipairs(NUMBERS) do FIELDS[#FIELDS + 1] = field end

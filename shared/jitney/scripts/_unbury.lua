@@ -13,11 +13,11 @@ local function unbury(entry, id)
   redis.call('XDEL', dead, entry)
   if redis.call('XLEN', dead) == 0 then redis.call('DEL', dead) end
   if id == '' then return end
-  redis.call('DEL', P .. ':body:' .. id)
-  local has = redis.pcall('HMGET', P .. ':job:' .. id, 'ttl')
+  local has = redis.pcall('HMGET', P .. ':job:' .. id, 'ttl', 'keepb')
+  if has.err or not has[2] then redis.call('DEL', P .. ':body:' .. id) end
   local ttl = not has.err and num(has[1]) or 0
   local keep = int(ttl > 0 and ttl or 3600000)
-  for _, kind in ipairs({':job:', ':tokens:', ':result:'}) do
+  for _, kind in ipairs({':job:', ':tokens:', ':result:', ':body:'}) do
     redis.call('PEXPIRE', P .. kind .. id, keep, 'LT')
   end
   local key = key_of(id)

@@ -86,7 +86,7 @@ end
 -- An ended job: everything of it has an end, and its log is known to those who fold.
 local function let_expire(job)
   local log, outcome = P .. ':tokens:' .. job.id, nil
-  for _, key in ipairs({P .. ':job:' .. job.id, log, P .. ':result:' .. job.id}) do
+  for _, key in ipairs({P .. ':job:' .. job.id, log, P .. ':result:' .. job.id, P .. ':body:' .. job.id}) do
     if redis.call('PTTL', key) == -1 then
       redis.call('PEXPIRE', key, int(keep(job)))
       outcome = 'expiring'

@@ -49,6 +49,8 @@ def check_step(scheduler: Scheduler, output: SchedulerOutput) -> None:
     for item in output.scheduled:
         sequence = item.sequence
         assert item.start == sequence.num_computed_tokens < item.stop <= sequence.num_tokens, sequence.id
-        assert item.samples == (item.stop == sequence.num_tokens), sequence.id
+        samples = item.stop == sequence.num_tokens and sequence.params.pooling is None
+        assert item.samples == samples, sequence.id
+        assert item.pooling is None or item.pooling == sequence.params.pooling, sequence.id
         assert item.mask is None or item.samples, f"{sequence.id} has a mask and samples nothing"
         assert item.stop <= len(sequence.block_table) * scheduler.blocks.block_size, sequence.id

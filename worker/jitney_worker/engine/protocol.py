@@ -9,7 +9,7 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from jitney_worker.engine.sequence import FinishReason, Sequence, SequenceId, SequenceRequest
+from jitney_worker.engine.sequence import FinishReason, Pooling, Sequence, SequenceId, SequenceRequest
 
 
 @dataclass(slots=True)
@@ -18,8 +18,9 @@ class ScheduledSequence:
 
     samples: stop == num_tokens, so the logits at stop - 1 choose the next token. num_prompt_logprobs: if not None,
     the log probabilities of all prompt tokens from start + 1 to stop are wanted, with so many others. mask: if not
-    None, the tokens that may be sampled, bit i % 8 of byte i // 8 for token i. The runner reads `sequence.token_ids`
-    and `sequence.block_table` and changes neither.
+    None, the tokens that may be sampled, bit i % 8 of byte i // 8 for token i. pooling: if not None, the hidden states
+    of these tokens go into an embedding; pooled is what the runner gave back for the tokens before start.
+    The runner reads `sequence.token_ids` and `sequence.block_table` and changes neither.
     """
 
     sequence: Sequence
@@ -28,6 +29,13 @@ class ScheduledSequence:
     samples: bool
     num_prompt_logprobs: int | None = None
     mask: bytes | None = None
+    pooling: Pooling | None = None
+    pooled: bytes = b""
+
+    @property
+    def is_pooled(self) -> bool:
+        """True if the embedding is whole after this step."""
+        return self.pooling is not None and self.stop == self.sequence.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +101,20 @@ class ModelOutput:
     """rows: one for each scheduled sequence that samples, in the order of `SchedulerOutput.scheduled`.
 
     prompt_logprobs: for each sequence that wants them, those of this step's part of its prompt.
+    pooled: for each sequence that is pooled, its embedding if that is whole now: float32, little-endian, of length one.
+    Before that, what the runner wants to see again with the tokens that follow.
     """
 
     rows: list[Sampled | RowFailure]
     prompt_logprobs: dict[SequenceId, list[TokenLogprobs]] = field(default_factory=dict)
+    pooled: dict[SequenceId, bytes | RowFailure] = field(default_factory=dict)
 
 
 class ModelRunner(Protocol):
-    """Computes a step: copies blocks, writes K and V of every scheduled token, samples where a row asks for it."""
+    """Computes a step: copies blocks, writes K and V of every scheduled token, samples or pools where a row asks it to.
+
+    A runner that cannot pool is given no sequence that asks for it: the worker's limits say so.
+    """
 
     def execute(self, scheduled: SchedulerOutput) -> ModelOutput: ...
 
@@ -136,6 +150,7 @@ class SequenceDelta:
     Exactly one of `finish_reason` and `error` is set on a sequence's last delta, neither before.
     num_cached_tokens: prompt tokens served from the prefix cache at its first admission.
     prompt_logprobs: with its first token, if it wants them: of its prompt's tokens from the second one on.
+    embedding: on the last delta, the only one, of a sequence that is pooled; as in `ModelOutput.pooled`.
     """
 
     id: SequenceId
@@ -147,6 +162,7 @@ class SequenceDelta:
     num_cached_tokens: int = 0
     joined_step: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    embedding: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ class Scheduler:
         self._siblings = Siblings()
         self._ended_on_entry: dict[SequenceId, SequenceDelta] = {}
         self._prompt_logprobs: dict[SequenceId, list[TokenLogprobs]] = {}
+        self._pooled: dict[SequenceId, bytes] = {}
         self._structured: set[SequenceId] = set()
         self._num_arrivals = 0
         self._max_chunk = settings.long_prefill_token_threshold or settings.max_num_batched_tokens
@@ -83,6 +84,8 @@ class Scheduler:
             self._structured.add(request.id)
         if request.params.num_prompt_logprobs is not None:
             self._prompt_logprobs[request.id] = []
+        if request.params.pooling is not None:
+            self._pooled[request.id] = b""
         self.sequences[request.id] = sequence
         self.waiting.push(sequence)
 
@@ -114,6 +117,7 @@ class Scheduler:
         del self.sequences[sequence.id]
         self._siblings.remove(sequence)
         self._prompt_logprobs.pop(sequence.id, None)
+        self._pooled.pop(sequence.id, None)
         if self.waiting.remove(sequence.id) is None:
             self.blocks.release(sequence)
             del self.running[bisect_left(self.running, sequence.rank, key=_rank)]
@@ -134,6 +138,8 @@ class Scheduler:
             self._ask_for_prompt_logprobs(output.scheduled)
         if self._structured:
             self._mask(output.scheduled)
+        if self._pooled:
+            self._ask_to_pool(output.scheduled)
         output.copies = self.blocks.copies
         return output
 
@@ -184,7 +190,7 @@ class Scheduler:
             sequence = self.waiting.first()
             if sequence is None or not self._seats.admits(sequence, len(self.running) + len(expectant)):
                 break
-            is_whole = sequence.id in self._prompt_logprobs
+            is_whole = sequence.id in self._prompt_logprobs or sequence.params.pooling == "mean"
             fork = None if is_whole else self._siblings.fork(sequence)
             if fork is not None and fork.sibling.num_computed_tokens < fork.num_tokens:
                 self._seats.seat(sequence)
@@ -211,6 +217,15 @@ class Scheduler:
         for item in scheduled:
             if item.sequence.id in self._prompt_logprobs:
                 item.num_prompt_logprobs = item.sequence.params.num_prompt_logprobs
+
+    def _ask_to_pool(self, scheduled: list[ScheduledSequence]) -> None:
+        """Of the last token only where the prompt ends, of a mean everywhere. One that was preempted begins anew."""
+        for item in scheduled:
+            pooling = item.sequence.params.pooling
+            if pooling is not None:
+                item.pooling = pooling if item.samples or pooling == "mean" else None
+                item.samples = False
+                item.pooled = self._pooled[item.sequence.id] if item.start else b""
 
     def _mask(self, scheduled: list[ScheduledSequence]) -> None:
         """Say which tokens may come next, where a structure decides. Its state moves in `commit` alone."""
@@ -248,13 +263,15 @@ class Scheduler:
         for item in scheduled.scheduled:
             sequence = item.sequence
             sequence.num_computed_tokens = item.stop
-            row = next(rows) if item.samples else None
-            if isinstance(row, RowFailure):
-                deltas.append(self._fail(sequence, row))
+            given = next(rows) if item.samples else None if item.pooling is None else output.pooled[sequence.id]
+            if isinstance(given, RowFailure):
+                deltas.append(self._fail(sequence, given))
                 continue
             self.blocks.enter(sequence)
-            if row is not None:
-                deltas.append(self._gain(sequence, row))
+            if isinstance(given, bytes):
+                deltas += self._pool(item, given)
+            elif given is not None:
+                deltas.append(self._gain(sequence, given))
         return deltas
 
     def _keep_prompt_logprobs(self, scheduled: list[ScheduledSequence], output: ModelOutput) -> None:
@@ -282,6 +299,24 @@ class Scheduler:
             joined_step=sequence.joined_step or 0,
             prompt_logprobs=prompt_logprobs,
         )
+
+    def _pool(self, item: ScheduledSequence, pooled: bytes) -> list[SequenceDelta]:
+        """Keep what the prompt has come to so far. At its end that is the embedding, and the sequence goes."""
+        sequence = item.sequence
+        if not item.is_pooled:
+            self._pooled[sequence.id] = pooled
+            return []
+        self._leave(sequence)
+        return [
+            SequenceDelta(
+                sequence.id,
+                self.step,
+                finish_reason="stop",
+                num_cached_tokens=sequence.num_cached_tokens,
+                joined_step=sequence.joined_step or 0,
+                embedding=pooled,
+            )
+        ]
 
     def _ending(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         """A stop at the very limit is a stop: the model, not the limit, ended the text."""

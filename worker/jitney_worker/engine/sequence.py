@@ -9,6 +9,7 @@ SequenceId = NewType("SequenceId", str)
 """One choice of one claim of a job, named by whoever adds it: a job with n = 4 has four."""
 
 FinishReason = Literal["stop", "length"]
+Pooling = Literal["last", "mean"]
 OrderKey = tuple[int, float, int, int]
 """(band, tenant's virtual time, priority, arrival): lower runs sooner, the last one is preempted first."""
 Rank = tuple[OrderKey, int]
@@ -47,6 +48,7 @@ class SequenceParams:
     has_stop_strings: True if `TextRules` must look at every new token.
     has_structure: it must do that too, and says which tokens may come next.
     rules: None if the logits are taken as they are.
+    pooling: nothing is sampled: the sequence ends with its prompt, and what it gives is an embedding.
     """
 
     max_tokens: int
@@ -64,6 +66,7 @@ class SequenceParams:
     num_prompt_logprobs: int | None = None
     rules: LogitRules | None = None
     has_structure: bool = False
+    pooling: Pooling | None = None
 
     @property
     def needs_text_rules(self) -> bool:

@@ -8,6 +8,7 @@ trial shows (trial.py): a model that would answer wrongly is refused when it is 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ class AdoptedDecoder:
         self._head = _head_alone(model, body_name)
         self._positions_by_cache = False
         with torch.inference_mode():
-            survey = _survey(model, self.body, config.max_model_len, where)
+            survey, hidden_size = _survey(model, self.body, config.max_model_len, where)
+            self.config = replace(config, hidden_size=hidden_size)
             self.attention_layers, self._numbers = tuple(survey.layers), survey.numbers
             try:
                 try_out(self, where)
@@ -67,6 +69,10 @@ class AdoptedDecoder:
         """Float32 logits [R, vocab] of rows [R, hidden]."""
         logits: Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
         return logits.float()
+
+    def last_hidden_states(self, hidden: Tensor) -> Tensor:
+        """Float32 rows [R, hidden] as the body gave them: its last norm is a part of it."""
+        return hidden.float()
 
 
 def load_adopted(directory: Path, config: AdoptedConfig, dtype: torch.dtype, device: torch.device) -> AdoptedDecoder:
@@ -132,18 +138,18 @@ def _body_name(model: Any, where: str) -> str:
     raise ModelError(f"{where}: {type(model).__name__} has no body apart from its head, which is not served")
 
 
-def _survey(model: Any, body: Any, max_model_len: int, where: str) -> Survey:
-    """Let one token through and see who calls."""
+def _survey(model: Any, body: Any, max_model_len: int, where: str) -> tuple[Survey, int]:
+    """Let one token through and see who calls, and how wide the hidden state is that comes out."""
     register(rule_mask)
     model.set_attn_implementation(SURVEYING)
     survey = Survey(max_model_len, where)
     zero = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     with visited_by(survey):
-        body(input_ids=zero, position_ids=zero, use_cache=False)
+        output = body(input_ids=zero, position_ids=zero, use_cache=False)
     if not survey.layers:
         raise ModelError(f"{where}: {type(model).__name__} does not use the attention interface of transformers")
     model.set_attn_implementation(SERVING)
-    return survey
+    return survey, int(output.last_hidden_state.shape[-1])
 
 
 class _BodyOutput:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ class AdoptedConfig:
     """What the worker must know of it, and who computes it.
 
     architecture: transformers' class. source: `transformers` and its version. configuration: config.json, canonical.
+    hidden_size: width of the hidden states that its head takes; 0 if its configuration does not say.
     """
 
     architecture: str
@@ -29,6 +30,7 @@ class AdoptedConfig:
     eos_token_ids: tuple[int, ...]
     source: str
     configuration: str
+    hidden_size: int = field(repr=False)  # the fingerprint is made of the rest, which says it too
 
 
 def adopted_config(directory: Path, raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> AdoptedConfig:
@@ -51,7 +53,14 @@ def adopted_config(directory: Path, raw: Mapping[str, Any], eos_token_ids: tuple
         eos_token_ids=eos_token_ids,
         source=f"transformers {transformers.__version__}",
         configuration=json.dumps({key: raw[key] for key in raw if key not in _NO_PART_OF_THE_MODEL}, sort_keys=True),
+        hidden_size=_hidden_size(text),
     )
+
+
+def _hidden_size(text: Any) -> int:
+    """OPT's last layer is followed by one that makes its states narrower (or wider) again."""
+    found = getattr(text, "word_embed_proj_dim", None) or getattr(text, "hidden_size", None)
+    return found if isinstance(found, int) else 0
 
 
 def _read(directory: Path, raw: Mapping[str, Any]) -> Any:

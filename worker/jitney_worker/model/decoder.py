@@ -28,6 +28,9 @@ class ServedConfig(Protocol):
     def max_model_len(self) -> int: ...
 
     @property
+    def hidden_size(self) -> int: ...
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
 
 
@@ -48,4 +51,8 @@ class Decoder(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Float32 logits [R, vocab] of rows [R, hidden]."""
+        ...
+
+    def last_hidden_states(self, hidden: Tensor) -> Tensor:
+        """Float32 [R, hidden_size] of rows [R, hidden]: after the last norm, as transformers gives them."""
         ...

@@ -43,6 +43,10 @@ class LlamaDecoder:
         logits = F.linear(self._norm(hidden, self.weights.norm), self.weights.head).float()
         return logits if self.config.multipliers.logits == 1.0 else logits / self.config.multipliers.logits
 
+    def last_hidden_states(self, hidden: Tensor) -> Tensor:
+        """Float32 [R, hidden] of rows [R, hidden]: after the last norm."""
+        return self._norm(hidden, self.weights.norm).float()
+
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """RMSNorm (Zhang and Sennrich 2019) over the last dimension, accumulated in float32."""
         return F.rms_norm(hidden, weight.shape, weight, self.config.rms_norm_eps)

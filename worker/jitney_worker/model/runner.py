@@ -25,6 +25,7 @@ from jitney_worker.model.native.cache import TiledCache, tiled
 from jitney_worker.model.native.choice import KernelsName, team_for
 from jitney_worker.model.native.decoder import NativeDecoder
 from jitney_worker.model.native.library import Team
+from jitney_worker.model.pooling import pooled_states
 from jitney_worker.model.rows import SamplingRows
 from jitney_worker.model.weights import load_weights
 
@@ -86,12 +87,16 @@ class TorchRunner:
         return self.config.max_model_len
 
     @property
+    def hidden_size(self) -> int:
+        return self.config.hidden_size
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         return self.config.eos_token_ids
 
     @torch.inference_mode()
     def execute(self, scheduled: SchedulerOutput) -> ModelOutput:
-        """Write K and V of every scheduled token; sample one token where a sequence is complete."""
+        """Write K and V of every scheduled token; sample one token where a sequence is complete, or pool it."""
         self.cache.copy(scheduled.copies)
         batch = step_batch(
             scheduled.scheduled,
@@ -104,7 +109,8 @@ class TorchRunner:
         hidden = self.decoder.forward(batch.token_ids, batch.positions, self.attention.plan(batch))
         sampling = self._sampling_rows.of(scheduled.scheduled)
         rows = choose(self.decoder, hidden[batch.sample_at], sampling)
-        return ModelOutput(rows, self._prompt_logprobs(scheduled, hidden, batch.first_at))
+        pooled = pooled_states(self.decoder, hidden, scheduled.scheduled, batch.first_at)
+        return ModelOutput(rows, self._prompt_logprobs(scheduled, hidden, batch.first_at), pooled)
 
     def _prompt_logprobs(
         self, scheduled: SchedulerOutput, hidden: Tensor, first_at: tuple[int, ...]

@@ -80,6 +80,8 @@ class Choice:
         self.num_unspelled += len(delta.token_ids)
         self.pending_logprobs += delta.logprobs
         self.num_tokens += len(delta.token_ids)
+        if delta.embedding is not None:
+            self.finish_is_logged = True  # it stands in the terminal event; there is nothing to say before that
         if delta.finish_reason is not None:
             self.spell()
             self.finish_reason = delta.finish_reason

@@ -38,12 +38,16 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What a job is held against. max_sequence_len: prompt and answer together, what the KV pool can hold."""
+    """What a job is held against. max_sequence_len: prompt and answer together, what the KV pool can hold.
+
+    hidden_size: numbers of an embedding; 0 if the runner gives none.
+    """
 
     vocab_size: int
     max_model_len: int
     max_sequence_len: int
     eos_token_ids: frozenset[int]
+    hidden_size: int = 0
 
 
 class Intake:
@@ -72,6 +76,8 @@ class Intake:
 
     async def prepare(self, delivery: Delivery, spec: JobSpec) -> RunningJob:
         """The job, ready to be added. Raises InvalidJob for what can never run."""
+        if spec.sampling.pooling is not None and self._limits.hidden_size == 0:
+            raise InvalidJob("this worker's model gives no embeddings", param="model", code="no_embeddings")
         prompt_ids = await self._prompt_ids(delivery, spec)
         past = await self._past(delivery)
         # Words to tokenise, a structure to compile, a prompt or a log to spell: the loop must not wait for long work.
@@ -168,11 +174,13 @@ class Intake:
         A job that names no limit may use the rest of the queue's context, or of this worker's cache where that
         is smaller: otherwise a small cache would refuse every chat. Who begins the answer chooses, and says so
         in `started`: a later owner with a larger cache must not end it elsewhere. One with a smaller cache
-        ends it as `length` where its cache ends.
+        ends it as `length` where its cache ends. An embedding needs room for its prompt alone.
         """
         limits, asked = self._limits, spec.sampling.max_tokens
         if asked is not None:
             return min(asked, limits.max_model_len - num_prompt_tokens)
+        if spec.sampling.pooling is not None:
+            return 1
         fits_here = max(1, limits.max_sequence_len - num_prompt_tokens)
         return fits_here if past.max_tokens is None else min(fits_here, past.max_tokens)
 

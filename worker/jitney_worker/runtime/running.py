@@ -12,6 +12,7 @@ from typing import Any
 from jitney.keys import Fence, JobId
 from jitney.messages import Event, JobSpec, usage_of
 from jitney.queue import Append, Delivery, Ending, pack_ids
+from jitney.vectors import pack_embedding
 from jitney_worker.engine.protocol import RowFailure, SequenceDelta, TokenLogprobs
 from jitney_worker.runtime.choice import Choice, SpellsLogprobs
 from jitney_worker.runtime.log_tail import LogTail
@@ -44,6 +45,7 @@ class RunningJob:
     error: dict[str, Any] | None = None
     dead_reason: str | None = None
     _prompt_logprobs: tuple[TokenLogprobs, ...] | None = field(init=False, default=None)
+    _embedding: bytes | None = field(init=False, default=None)
     _tail: LogTail = field(init=False)
     _last_write: Append | Ending | None = field(init=False, default=None)
 
@@ -78,6 +80,7 @@ class RunningJob:
             self.cached_tokens = delta.num_cached_tokens
         if choice.request.params.num_prompt_logprobs is not None and self._prompt_logprobs is None:
             self._prompt_logprobs = delta.prompt_logprobs
+        self._embedding = delta.embedding
         choice.gain(delta)
         if delta.error is not None:
             self.fail(_wire(delta.error))
@@ -237,6 +240,7 @@ class RunningJob:
             ),
             usage=usage,
             fingerprints=self._several_builds(),
+            embedding=None if self._embedding is None else pack_embedding(self._embedding),
         )
 
     def _several_builds(self) -> tuple[str, ...] | None:

@@ -48,6 +48,7 @@ def sequence_params(
         has_stop_strings=bool(sampling.stop),
         rules=None if rules == NO_RULES else rules,
         has_structure=sampling.structured_outputs is not None,
+        pooling=sampling.pooling,
     )
 
 

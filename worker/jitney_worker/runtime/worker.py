@@ -78,6 +78,7 @@ class Crew:
             fingerprint=self.fingerprint,
             tokenizer_digest=self.tokenizer.digest,
             created=int(unix_now()),
+            hidden_size=self.limits.hidden_size,
         )
 
 

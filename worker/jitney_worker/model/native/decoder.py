@@ -7,6 +7,7 @@ from collections.abc import Sequence as ListLike
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from jitney_worker.model.attention import AttentionStep
@@ -32,6 +33,7 @@ class NativeDecoder:
         self.attention_layers = config.attention_layers
         self._team = team
         self._width = -(-config.hidden_size // PANEL) * PANEL
+        self._last_norm = weights.norm.float()
         self._kept: list[object] = []
         self._model = self._lay_out(weights, quantised)
 
@@ -49,6 +51,11 @@ class NativeDecoder:
         rows = hidden.contiguous()
         team.library.logits(team.threads, self._model, team.rooms, address(rows), len(rows), address(logits))
         return logits
+
+    def last_hidden_states(self, hidden: Tensor) -> Tensor:
+        """Float32 [R, hidden] of rows [R, padded hidden]: after the last norm, each row by itself."""
+        rows = hidden[:, : self.config.hidden_size]
+        return F.rms_norm(rows, self._last_norm.shape, self._last_norm, self.config.rms_norm_eps)
 
     def choose(self, hidden: Tensor, rows: ListLike[SamplingRow]) -> tuple[list[int], list[float]]:
         """As `ChoosingHead.choose`."""
