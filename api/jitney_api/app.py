@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from jitney.errors import JitneyError
-from jitney_api import routes_health, routes_jobs, routes_openai, routes_tokens
+from jitney_api import routes_health, routes_jobs, routes_openai, routes_reference, routes_tokens
 from jitney_api.access import admit, check_table
 from jitney_api.documents import openapi_of
 from jitney_api.edge import RequestEdge
@@ -22,7 +22,13 @@ from jitney_api.failures import JOB_ID_HEADER, on_bug, on_client_gone, on_http_e
 from jitney_api.service import Service
 from jitney_api.settings import ApiSettings
 
-ROUTERS = (routes_openai.router, routes_jobs.router, routes_tokens.router, routes_health.router)
+ROUTERS = (
+    routes_openai.router,
+    routes_jobs.router,
+    routes_tokens.router,
+    routes_health.router,
+    routes_reference.router,
+)
 
 DESCRIPTION = (
     "Durable LLM generation by continuous batching. Every answer is a job: it can be left, watched from any "
@@ -50,7 +56,7 @@ def create_app(settings: ApiSettings | None = None) -> FastAPI:
         lifespan=lifespan,
         redirect_slashes=False,
         dependencies=[Depends(admit)],
-        # Both pages would load their scripts from somebody else's host.
+        # Both would load their scripts from somebody else's host; routes_reference.py has a page that does not.
         docs_url=None,
         redoc_url=None,
     )

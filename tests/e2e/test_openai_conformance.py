@@ -23,7 +23,10 @@ from jitney.errors import JobCancelled
 LIVENESS_S = 90.0
 QUESTION: list[Any] = [
     {"role": "developer", "content": "Be brief."},
-    {"role": "user", "content": [{"type": "text", "text": "What is the capital "}, {"type": "text", "text": "of France?"}]},
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": "What is the capital "}, {"type": "text", "text": "of France?"}],
+    },
 ]
 COUNTRIES = ("France", "Italy", "Spain", "Japan", "Egypt", "Peru", "Kenya", "India", "Chile", "Cuba", "Iran", "Mali")
 
@@ -251,7 +254,11 @@ def test_a_stream_that_broke_goes_on_through_the_client_where_it_stopped(
     [
         ({"n": 99}, "n", "16"),
         ({"temperature": -1}, "temperature", "temperature"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, None, "image_url"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            None,
+            "image_url",
+        ),
         ({"messages": []}, "messages", "messages"),
         ({"max_tokens": 9_000}, "max_tokens", "8192"),
         ({"service_tier": "flex"}, "service_tier", "service_tier"),
