@@ -27,6 +27,7 @@ from ops.bench.streams_worker import Script
 from jitney.errors import ServerError
 
 PLACE = "streams"
+WAVES = ("first wave", "second, some take nothing", "third wave")
 NOT_COUNTED = 5
 """First requests of the latency, which find code and connections cold."""
 
@@ -56,13 +57,13 @@ async def latency(place: Stage, num_requests: int) -> Latency:
 
 
 async def measure(asked: argparse.Namespace) -> tuple[Latency, list[Wave], Wave]:
-    """Latency at idle; two waves through the API; one from the bare web server."""
+    """Latency at idle; three waves through the API, slow readers in the second; one from the bare web server."""
     with tempfile.TemporaryDirectory() as folder:
         async with stage(Path(folder)) as place:
             flags.say("first bytes, at idle ...")
             quick = await latency(place, asked.requests)
             waves = []
-            for number, num_slow in enumerate((0, asked.slow), 1):
+            for number, num_slow in enumerate((0, asked.slow, 0), 1):
                 flags.say(f"wave {number}: {asked.readers} readers, {num_slow} of which take nothing ...")
                 waves.append(await wave(place, asked, num_slow=num_slow))
         async with bare_server() as place:
@@ -73,7 +74,7 @@ async def measure(asked: argparse.Namespace) -> tuple[Latency, list[Wave], Wave]
 
 def text(quick: Latency, waves: Sequence[Wave], bare: Wave, asked: argparse.Namespace, machine: str) -> str:
     rows = []
-    for name, one in [("first wave", waves[0]), ("second wave", waves[1]), ("web server alone", bare)]:
+    for name, one in zip((*WAVES, "web server alone"), (*waves, bare), strict=True):
         memory = [f"{value:.0f}" for value in one.memory_mb]
         rows.append([name, f"{one.num_open_at_once:,}", f"{one.num_events:,}", *memory, f"{one.cpu_us:.0f}"])
     spans = [
