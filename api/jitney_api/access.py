@@ -37,6 +37,7 @@ NEEDS: Final[dict[tuple[str, str], Scope | None]] = {
     ("GET", "/readyz"): None,
     ("GET", "/version"): None,
     ("GET", "/openapi.json"): None,
+    ("GET", "/docs"): None,
 }
 """Shown to people in docs/API_KEYS.md. A scope implies no other one."""
 

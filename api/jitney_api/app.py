@@ -19,6 +19,7 @@ from jitney_api import (
     routes_health,
     routes_jobs,
     routes_openai,
+    routes_reference,
     routes_responses,
     routes_tokens,
 )
@@ -36,6 +37,7 @@ ROUTERS = (
     routes_jobs.router,
     routes_tokens.router,
     routes_health.router,
+    routes_reference.router,
 )
 
 DESCRIPTION = (
@@ -64,7 +66,7 @@ def create_app(settings: ApiSettings | None = None) -> FastAPI:
         lifespan=lifespan,
         redirect_slashes=False,
         dependencies=[Depends(admit)],
-        # Both pages would load their scripts from somebody else's host.
+        # Both would load their scripts from somebody else's host; routes_reference.py has a page that does not.
         docs_url=None,
         redoc_url=None,
     )

@@ -14,6 +14,9 @@ from jitney.logs import configure
 from jitney_api.connections import server_config
 from jitney_api.settings import ApiSettings
 
+MAX_CONNECTIONS = 65_536
+"""For which files are asked of the system; more than one process serves well."""
+
 
 class _AnnouncingServer(uvicorn.Server):
     """Says where it serves once it does: that line is what scripts wait for."""
@@ -45,9 +48,20 @@ def api(
 
 def serve(settings: ApiSettings) -> None:
     """Serve until SIGTERM or SIGINT; open streams may go on for `drain_timeout_s`."""
+    _allow_connections()
     # uvicorn sends the signal once more after it has stopped in good order, which is no way to die of it.
     signal.signal(signal.SIGTERM, _leave)
     _AnnouncingServer(server_config(settings)).run()
+
+
+def _allow_connections() -> None:
+    """As many open files as the system lets us have: a stream is one, and shells hand out 1,024."""
+    if sys.platform != "win32":
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, MAX_CONNECTIONS)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
 def _leave(_number: int, _frame: object) -> None:

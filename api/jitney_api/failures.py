@@ -162,7 +162,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     where = f"{request.method[:16]} {request.url.path[:MAX_ECHO_CHARS]}"
     headers = dict(error.headers or {})
     if error.status_code == 404:
-        wire = {"message": f"no such URL: {where}", "code": "unknown_url"}
+        wire = {"message": f"no such URL: {where}{_what_was_meant(request)}; /docs has all", "code": "unknown_url"}
     elif error.status_code == 405:
         wire = {"message": f"method not allowed: {where}", "code": "method_not_allowed"}
         headers["Allow"] = ", ".join(_allowed_methods(request))
@@ -170,6 +170,13 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         wire = {"message": str(error.detail), "code": "http_error"}
     wire["type"] = "invalid_request_error" if error.status_code < 500 else "server_error"
     return Response(error_body(wire), error.status_code, headers, media_type="application/json")
+
+
+def _what_was_meant(request: Request) -> str:
+    """`, did you mean /v1/chat/completions`: of a client whose base URL stops before `/v1`, as most first tries do."""
+    path = f"/v1{request.url.path}"
+    known = any(route.matches({**request.scope, "path": path})[0] is Match.FULL for route in request.app.router.routes)
+    return f", did you mean {path[:MAX_ECHO_CHARS]}" if known else ""
 
 
 def _allowed_methods(request: Request) -> list[str]:

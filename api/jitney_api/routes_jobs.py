@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query
 from starlette.requests import Request
@@ -82,6 +82,7 @@ async def job_events(
     cursor: Redis lost a part of it, and what was seen is no beginning of what is there now.
     """
     service = service_of(request)
+    _refuse_unknown(request)
     cursor = cursor_of(request, starting_after)
     usage = UsageTerms(include_usage, continuous_usage_stats)
     status = await service.status(caller_of(request), job_id)
@@ -100,6 +101,17 @@ async def job_events(
 def _links(job_id: JobId) -> dict[str, Any]:
     here = f"/v1/jobs/{job_id}"
     return {"id": job_id, "queue": queue_of(job_id), "status_url": here, "events_url": f"{here}/events"}
+
+
+def _refuse_unknown(request: Request) -> None:
+    """Raises InvalidJob for a misspelt cursor, say: ignored, it would tell a reader everything once more."""
+    for name in request.query_params:
+        if name not in _PARAMETERS:
+            known = ", ".join(_PARAMETERS)
+            raise InvalidJob(f"unknown parameter {name[:64]}; known: {known}", param=name[:64], code="unknown_field")
+
+
+_PARAMETERS: Final = ("format", "starting_after", "include_usage", "continuous_usage_stats")
 
 
 def _standing(status: JobStatus) -> dict[str, Any]:

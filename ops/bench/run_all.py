@@ -20,13 +20,24 @@ from ops.bench import flags, page
 Step = tuple[str, list[str]]
 """(module, its words)"""
 
-NAMES = ("limits", "step_curve", "worker_cost", "preemption", "variance", "under_load", "queue_tax", "compare")
-UNDRAWN = ("worker_cost",)
+NAMES = (
+    "limits",
+    "step_curve",
+    "worker_cost",
+    "preemption",
+    "variance",
+    "under_load",
+    "queue_tax",
+    "streams",
+    "compare",
+)
+UNDRAWN = ("worker_cost", "streams")
 QUICK = {
     "step_curve": ["--rounds", "1"],
     "preemption": ["--rounds", "1"],
     "variance": ["--rounds", "1", "--jobs", "64", "--single-jobs", "8"],
     "queue_tax": ["--rounds", "1"],
+    "streams": ["--readers", "200", "--events", "60"],
     "compare": ["--rounds", "1", "--names", "W1,W5"],
 }
 FULL = {"compare": ["--rounds", "3", "--names", "W1,W2,W3,W4,W5,W7,W8,W8P,W9"]}

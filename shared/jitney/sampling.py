@@ -255,6 +255,7 @@ _PHRASES = {
     "bool_parsing": "must be true or false",
     "finite_number": "must be a finite number",
     "dict_type": "must be an object",
+    "model_type": "must be an object",
 }
 """In the words of people who write JSON, instead of pydantic's."""
 

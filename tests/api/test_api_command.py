@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import resource
 import signal
 import sys
 
@@ -12,10 +13,17 @@ import pytest
 from tests.api.api_wire import PATIENCE_S, ask
 
 from jitney.errors import SettingsError
+from jitney_api.cli import MAX_CONNECTIONS
 from jitney_api.settings import ApiSettings
 
 
-async def start(*arguments: str, **environment: str) -> asyncio.subprocess.Process:
+async def start(*arguments: str, few_files: int | None = None, **environment: str) -> asyncio.subprocess.Process:
+    """few_files: how many a shell would let it open, unless it asks for more."""
+
+    def limit() -> None:
+        if few_files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (few_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -24,6 +32,7 @@ async def start(*arguments: str, **environment: str) -> asyncio.subprocess.Proce
         *arguments,
         env={**os.environ, **environment},
         stderr=asyncio.subprocess.PIPE,
+        preexec_fn=limit,
     )
 
 
@@ -101,3 +110,13 @@ def test_importing_the_api_pulls_in_neither_torch_nor_the_worker():
         "print([name for name in sys.modules if name.partition('.')[0] in ('torch', 'transformers', 'jitney_worker')])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+async def test_it_may_have_more_connections_than_a_shell_gives_it(redis_url):
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    program = await start("--port", "0", "--redis-url", redis_url, few_files=256)
+    await ready_port(program)
+    soft, _ = resource.prlimit(program.pid, resource.RLIMIT_NOFILE)
+    program.terminate()
+    await asyncio.wait_for(program.communicate(), PATIENCE_S)
+    assert soft == (MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, MAX_CONNECTIONS))

@@ -33,6 +33,30 @@ async def test_an_unknown_url_is_a_404_in_the_same_shape(api):
     assert len(error["message"]) < 120
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "meant"),
+    [
+        ("POST", "/chat/completions", ", did you mean /v1/chat/completions"),
+        ("GET", "/models", ", did you mean /v1/models"),
+        ("GET", "/chat/completions", ""),
+        ("GET", "/", ""),
+    ],
+)
+async def test_a_base_url_without_v1_is_told_what_it_lacks(api, method, path, meant):
+    error = await error_of(await api.ask(method, path))
+    assert error["message"] == f"no such URL: {method} {path}{meant}; /docs has all"
+
+
+async def test_a_query_parameter_that_nobody_knows_is_refused_and_not_ignored(api):
+    """A misspelt cursor would repeat all that was heard."""
+    job_id = await api.create_job()
+    answer = await api.get(f"/v1/jobs/{job_id}/events?cursor=3")
+    assert answer.status == 400
+    error = await error_of(answer)
+    assert (error["code"], error["param"]) == ("unknown_field", "cursor")
+    assert "starting_after" in error["message"]
+
+
 async def test_a_wrong_query_parameter_is_a_400_that_names_it(api):
     job = "/v1/jobs/q.0123456789012345678901/events"
     for query, name in (("format=" + "x" * 5_000, "format"), ("starting_after=-1", "starting_after")):

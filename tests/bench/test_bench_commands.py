@@ -13,7 +13,18 @@ from xml.etree import ElementTree
 
 import pytest
 import typer
-from ops.bench import compare, limits, preemption, queue_tax, run_all, step_curve, under_load, variance, worker_cost
+from ops.bench import (
+    compare,
+    limits,
+    preemption,
+    queue_tax,
+    run_all,
+    step_curve,
+    streams,
+    under_load,
+    variance,
+    worker_cost,
+)
 from typer.testing import CliRunner
 
 from jitney.errors import SettingsError
@@ -23,7 +34,17 @@ from jitney_worker.bench.run import run
 from jitney_worker.bench.workloads import load_workload
 from jitney_worker.model.tiny import make_tiny
 
-COMMANDS: tuple[Any, ...] = (limits, step_curve, worker_cost, preemption, variance, under_load, queue_tax, compare)
+COMMANDS: tuple[Any, ...] = (
+    limits,
+    step_curve,
+    worker_cost,
+    preemption,
+    variance,
+    under_load,
+    queue_tax,
+    streams,
+    compare,
+)
 
 Finish = Callable[..., dict[str, Any]]
 
