@@ -8,7 +8,7 @@ from jitney.errors import InvalidJob
 from jitney.messages import JobSpec
 from jitney.sampling import MAX_LOGPROBS, SamplingParams, sampling_params
 from jitney.structured import StructuredOutputs
-from jitney_api.schemas import ChatRequest, CompletionRequest, JobRequest, Queued, Sampled
+from jitney_api.schemas import ChatRequest, CompletionRequest, JobRequest, Queued, Sampled, WithTools
 from jitney_api.structure import structured
 
 COMPLETION_MAX_TOKENS: Final = 16
@@ -33,14 +33,14 @@ def chat_job(asked: ChatRequest) -> JobSpec:
     limit = asked.max_tokens if limit is None else limit
     sampling = _sampling(asked, structured(asked), logprobs=_chat_logprobs(asked), max_tokens=limit)
     messages = tuple(message.plain() for message in asked.messages)
-    return _job(asked, sampling, messages=messages, on_disconnect=_on_disconnect(asked))
+    return _job(asked, sampling, messages=messages, on_disconnect=_on_disconnect(asked), **_tools(asked))
 
 
 def detached_job(asked: JobRequest) -> JobSpec:
     """The job of `POST /v1/jobs`. Raises InvalidJob."""
     structure = asked.structured_outputs
     sampling = _sampling(asked, structure, logprobs=asked.logprobs, max_tokens=asked.max_tokens)
-    given: dict[str, Any] = {}
+    given = _tools(asked)
     if asked.messages is not None:
         given["messages"] = tuple(message.plain() for message in asked.messages)
     if asked.prompt is not None:
@@ -48,6 +48,13 @@ def detached_job(asked: JobRequest) -> JobSpec:
     if asked.traceparent is not None:
         given["traceparent"] = asked.traceparent
     return _job(asked, sampling, **given)
+
+
+def _tools(asked: WithTools) -> dict[str, Any]:
+    """Checked where every door's are: in `JobSpec`."""
+    if not asked.tools and asked.tool_choice in (None, "none", "auto"):
+        return {}
+    return {name: getattr(asked, name) for name in WithTools.model_fields}
 
 
 def _chat_logprobs(asked: ChatRequest) -> int | None:

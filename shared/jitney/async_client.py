@@ -15,6 +15,7 @@ from jitney.channel import ChannelReader, Message
 from jitney.connection import connect
 from jitney.durability import Durability, Proof, find_proof
 from jitney.errors import InvalidJob, JobNotFound, NotDurable, QueueUnavailable, SettingsError
+from jitney.forced_calls import check_forced
 from jitney.gathering import gather
 from jitney.grammar import check_early
 from jitney.keys import JobId, new_job_id, queue_of
@@ -152,6 +153,8 @@ class AsyncClient:
         name, card = await self.card(queue)
         check_against(card, spec)
         await check_early(spec.sampling.structured_outputs)
+        if spec.tools is not None:
+            await asyncio.to_thread(check_forced, spec.tool_use)
         entry = entry_for(
             spec,
             job_id=new_job_id(name),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jitney.call_formats import CallTerms
 from jitney.keys import Fence, JobId
 from jitney.messages import Event, JobSpec, usage_of
 from jitney.queue import Append, Delivery, Ending, pack_ids
@@ -24,6 +25,7 @@ BULK_KEEP_S = 86_400
 class RunningJob:
     """A claimed job and its choices. next_seq: the seq that its next event will carry.
 
+    calls: how its answers write calls of tools, for its readers.
     is_held_back: not in the engine yet, because a suspect waits until everybody else has said something.
     error: what the job ends with. dead_reason: why it is then kept among the dead letters.
     """
@@ -35,6 +37,7 @@ class RunningJob:
     next_seq: int
     spell_logprobs: SpellsLogprobs
     fingerprint: str
+    calls: CallTerms | None = None
     cached_tokens: int = 0
     is_started: bool = False
     is_seated: bool = False
@@ -210,6 +213,8 @@ class RunningJob:
             cached_tokens=self.cached_tokens,
             resumed_tokens=resumed or None,
             max_tokens=self.choices[0].request.params.max_tokens if self.spec.sampling.max_tokens is None else None,
+            call_format=None if self.calls is None else self.calls.format,
+            max_calls=None if self.calls is None else self.calls.max_calls,
             prompt_logprobs=self._spelled_prompt(),
         )
         self.next_seq += 1
