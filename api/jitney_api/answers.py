@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jitney.call_reader import ToolCall
 from jitney.keys import JobId
 from jitney.result import Choice, Result
+from jitney.tool_calls import ToolCall
 
 
 @dataclass(frozen=True, slots=True)

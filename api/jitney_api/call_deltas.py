@@ -1,4 +1,4 @@
-"""The text of a chat with tools as deltas in OpenAI's shape. A function of the events, so that a replay is the live stream."""
+"""The text of a chat with tools as deltas in OpenAI's shape: a function of the events, as a replay has them too."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 import orjson
 
 from jitney.call_formats import CallTerms
-from jitney.call_reader import Called, CallReader, Piece, Said, call_id
+from jitney.call_reader import CallReader
 from jitney.keys import JobId
 from jitney.messages import Event
+from jitney.tool_calls import Called, Piece, Said, call_id
 from jitney_api.answers import chat_ending
 
 

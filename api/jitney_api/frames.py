@@ -1,9 +1,9 @@
 """Events as server-sent frames: bytes built once per stream, with only the text put in between.
 
 An event's frames depend on nothing but the event (text completions with logprobs, chats with tools, and streams with
-usage in every chunk: and those before it), so a replay says what the live stream said. The `id` line stands in the *last* frame of
-an event: a reader cut off in the middle of one gets all of it again. Frames that close a stream carry none, except in
-the job's own format: whoever comes back then is told once more how it ended.
+usage in every chunk: and those before it), so a replay says what the live stream said. The `id` line stands in the
+*last* frame of an event: a reader cut off in the middle of one gets all of it again. Frames that close a stream carry
+none, except in the job's own format: whoever comes back then is told once more how it ended.
 """
 
 from __future__ import annotations

@@ -312,7 +312,8 @@ class TokenizeRequest(Open):
     """`POST /tokenize`: exactly one of `prompt` and `messages`. Without `model` the only queue there is.
 
     add_special_tokens: what the tokenizer adds by itself, a BOS for one; unless given true for a prompt, false for a
-    chat, whose template writes it. tools: beside messages alone. return_token_strs: the tokens as they stand in the vocabulary.
+    chat, whose template writes it. tools: beside messages alone. return_token_strs: the tokens as they stand in
+    the vocabulary.
     """
 
     model: Model | None = None

@@ -6,19 +6,13 @@ given out is what can change no more. So a live stream, a replay and a whole ans
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-import string
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from jitney.call_formats import CALL_FORMATS, CallTerms
-
-_DIGITS: Final = string.digits + string.ascii_letters
-_ID_LENGTH: Final = 9
-"""What the strictest of templates (Mistral's) takes for the id of a call: nine letters or digits."""
+from jitney.call_text import Braces, call_of
+from jitney.tool_calls import Argued, Called, Piece, Said, ToolCall, call_id
 
 _MAX_HEAD_CHARS: Final = 512
 """A call that begins in the usual order says its name within these, and its arguments are then given out as they come.
@@ -27,51 +21,6 @@ Any other is given out as a whole."""
 _HEAD: Final = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _FIRST_KEY: Final = re.compile(r'\{\s*(?:"([^"\\]*)"|[^\s"])')
 _KEYS: Final = frozenset({"name", "arguments", "parameters", "id", "type", "function"})
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """Text for the reader."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Called:
-    """A call begins. index: dense from 0 within the answer."""
-
-    index: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Argued:
-    """The next piece of a call's arguments: JSON as the model wrote it."""
-
-    index: int
-    text: str
-
-
-Piece = Said | Called | Argued
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call as a whole. arguments: JSON as the model wrote it, which need not parse if it was free to write."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-def call_id(job_id: str, choice: int, index: int) -> str:
-    """The id of one call of one answer: the same for whoever reads it, whenever."""
-    number = int.from_bytes(hashlib.sha256(f"{job_id}/{choice}/{index}".encode()).digest())
-    digits = []
-    for _ in range(_ID_LENGTH):
-        number, digit = divmod(number, len(_DIGITS))
-        digits.append(_DIGITS[digit])
-    return "".join(digits)
 
 
 def read_answer(terms: CallTerms, job_id: str, choice: int, text: str) -> tuple[str | None, tuple[ToolCall, ...]]:
@@ -101,7 +50,7 @@ class CallReader:
         self._num_calls = 0
         self._pending = ""
         self._call = ""  # what was read of a call that is not certain to be one
-        self._braces = _Braces()
+        self._braces = Braces()
         self._state: Callable[[], bool] = self._in_text if self._form.marker else self._at_start
         self._out: list[Piece] = []
 
@@ -176,7 +125,7 @@ class CallReader:
         if head is not None:
             self._begin_call(head[1])
             self._pending = shown[head.end() :]
-            self._braces = _Braces()
+            self._braces = Braces()
             return self._go(self._in_arguments)
         first = _FIRST_KEY.match(shown)
         if first is not None and first[1] not in _KEYS:
@@ -188,7 +137,7 @@ class CallReader:
 
     def _whole_call(self, shown: str, end: int) -> bool:
         """A call in an order of its own, all of it at hand."""
-        found = _call_of(shown[:end], needs_arguments=not self._form.marker)
+        found = call_of(shown[:end], needs_arguments=not self._form.marker)
         if found is None:
             return self._give_up()
         name, arguments = found
@@ -206,7 +155,7 @@ class CallReader:
         self._braces.forget(len(piece))
         if end is None:
             return False
-        self._braces = _Braces(depth=1)
+        self._braces = Braces(depth=1)
         return self._go(self._in_rest)
 
     def _in_rest(self) -> bool:
@@ -266,7 +215,7 @@ class CallReader:
     def _give_up(self) -> bool:
         """It is no call: what was held back are words."""
         self._say(self._call)
-        self._call, self._braces = "", _Braces()
+        self._call, self._braces = "", Braces()
         return self._go(self._in_text if self._form.marker else self._in_words)
 
     def _begin_call(self, name: str) -> None:
@@ -280,7 +229,7 @@ class CallReader:
             self._out.append(Argued(self._num_calls - 1, text))
 
     def _close_call(self) -> bool:
-        self._braces = _Braces()
+        self._braces = Braces()
         return self._go(self._after_call)
 
     @property
@@ -289,59 +238,6 @@ class CallReader:
         return self._max_calls is None or self._num_calls <= self._max_calls
 
 
-class _Braces:
-    """Looks for the end of a JSON value in a text that grows, and at no character twice."""
-
-    def __init__(self, depth: int = 0) -> None:
-        self._depth = depth
-        self._position = 0
-        self._in_string = False
-        self._is_escaped = False
-
-    def find_end(self, text: str) -> int | None:
-        """Just behind the brace that closes the first one; None if it is not there yet."""
-        for position in range(self._position, len(text)):
-            character = text[position]
-            if self._in_string:
-                if self._is_escaped:
-                    self._is_escaped = False
-                elif character == "\\":
-                    self._is_escaped = True
-                elif character == '"':
-                    self._in_string = False
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    return position + 1
-        self._position = len(text)
-        return None
-
-    def forget(self, count: int) -> None:
-        """The first `count` characters are taken away from the text."""
-        self._position = max(0, self._position - count)
-
-
 def _overlap(text: str, marker: str) -> int:
     """How many characters at the end of `text` could be the beginning of the marker."""
     return next((n for n in range(min(len(text), len(marker) - 1), 0, -1) if text.endswith(marker[:n])), 0)
-
-
-def _call_of(text: str, *, needs_arguments: bool) -> tuple[str, str] | None:
-    """Name and arguments of one call as JSON; None if it is none."""
-    try:
-        call: Any = json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        return None
-    if isinstance(call, dict) and isinstance(call.get("function"), dict):
-        call = call["function"]
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
-        return None
-    arguments = call.get("arguments", call.get("parameters"))
-    if arguments is None:
-        return None if needs_arguments else (call["name"], "{}")
-    shown = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return call["name"], shown

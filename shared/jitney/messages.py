@@ -48,8 +48,8 @@ class JobSpec(BaseModel):
 
     Exactly one of `prompt` (text or token ids) and `messages` (chat). Times are seconds; `not_before` and
     `deadline` are Unix times. `priority`: lower is sooner, among the same tenant's jobs. Unknown fields
-    are kept and passed on, so that an older process never loses what a newer one wrote. `tools`: functions that a chat's
-    answer may call, a list in OpenAI's shape, kept as its text.
+    are kept and passed on, so that an older process never loses what a newer one wrote. `tools`: functions that
+    a chat's answer may call, a list in OpenAI's shape, kept as its text.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
@@ -175,8 +175,8 @@ class Event:
     seq: dense from 1 over all events of the job. index: position of the event's first token within its
     choice. `text` may be empty while something is held back, or come without tokens when it is flushed.
     `token_ids` and `logprobs` are parallel. A terminal event is the last one, and there is exactly one.
-    call_format, max_calls: in `started`, how the text writes calls of tools (`jitney.call_formats`), and how many count;
-    None for an answer without calls, and for any number.
+    call_format, max_calls: in `started`, how the text writes calls of tools (`jitney.call_formats`), and how many
+    count; None for an answer without calls, and for any number.
     max_tokens: in `started`, what the worker chose because the job named no limit; every later owner keeps to it.
     fingerprints: in the terminal event, the builds that wrote the answer, in order, when it was more than one.
     prompt_logprobs: in the first `started` of a job that asks for them, one entry for each token of the prompt, as in

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from jitney.call_formats import CALL_FORMATS, CallTerms
-from jitney.call_reader import ToolCall, read_answer
+from jitney.call_reader import read_answer
 from jitney.errors import JobCancelled, JobEnded, JobExpired, JobFailed
 from jitney.keys import JobId
 from jitney.messages import Event
+from jitney.tool_calls import ToolCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,8 @@ class Tokenizer:
     """A model's tokenizer and chat template. Nothing changes in it, so threads may share it.
 
     special_ids: of the special tokens, by their text. vocab_size: ids are below it. eos_token_ids: what ends an answer.
-    bytes_per_token: of `SAMPLE`. digest: SHA-256 of the files that decide how text becomes ids. pieces: how ids become text.
+    bytes_per_token: of `SAMPLE`. digest: SHA-256 of the files that decide how text becomes ids. pieces: how ids become
+    text.
     """
 
     def __init__(self, files: TokenizerFiles) -> None:

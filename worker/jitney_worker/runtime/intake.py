@@ -32,10 +32,10 @@ from jitney_worker.runtime.wishes import (
     truncated,
 )
 from jitney_worker.text.bad_words import bad_word_ids
+from jitney_worker.text.calls import with_calls
 from jitney_worker.text.spelling import Speller
 from jitney_worker.text.structures import Structures
 from jitney_worker.text.tokenizer import Tokenizer
-from jitney_worker.text.tool_calls import with_calls
 
 Made = TypeVar("Made")
 
