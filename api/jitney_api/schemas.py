@@ -328,6 +328,8 @@ class TokenizeRequest(Open):
     def _one_input(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidJob("give exactly one of prompt and messages", param="prompt")
+        if self.tools and self.messages is None:
+            raise InvalidJob("tools needs messages: a prompt is taken as it is", param="tools")
         return self
 
 

@@ -165,6 +165,7 @@ class JobSpec(BaseModel):
         if isinstance(self.prompt, tuple):
             return len(self.prompt)
         size = len(self.prompt.encode()) if self.prompt else len(orjson.dumps(self.messages))
+        size += len((self.tools or "").encode())
         return max(1, math.ceil(size / bytes_per_token))
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import jsonschema
 import pytest
 from openai import BadRequestError, OpenAI
-from openai.lib.streaming.chat import ChatCompletionStreamEvent
 from tests.e2e.programs import program, words
 from tests.e2e.test_up import up
 from tests.text.tool_templates import HERMES, TOOLS
@@ -45,19 +44,18 @@ def calling_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_round_trip_of_the_openai_sdk(calling_model: Path, tmp_path: Path) -> None:
-    with program(*up(calling_model, tmp_path)) as stack:
+    with program(*up(calling_model, tmp_path)) as stack, contextlib.ExitStack() as clients:
         ready = words(stack.until_line("ready "))
-        openai = OpenAI(base_url=f"{ready['api']}/v1", api_key="none", max_retries=0)
-        options: dict[str, Any] = {"model": ready["queue"], "tools": TOOLS, "seed": 3, "max_tokens": 800}
+        openai = clients.enter_context(OpenAI(base_url=f"{ready['api']}/v1", api_key="none", max_retries=0))
+        options: dict[str, Any] = {"model": ready["queue"], "tools": TOOLS, "seed": 3, "max_tokens": 300}
         named = {"type": "function", "function": {"name": "weather"}}
         whole = openai.chat.completions.create(messages=[USER], tool_choice=named, **options).choices[0]
         (call,) = whole.message.tool_calls
         assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
         assert call.function.name == "weather"
         jsonschema.validate(json.loads(call.function.arguments), TOOLS[0]["function"]["parameters"])
-        events = list[ChatCompletionStreamEvent[Any]]()
         with openai.chat.completions.stream(messages=[USER], tool_choice=named, **options) as stream:
-            events.extend(stream)
+            events = list(stream)
             final = stream.get_final_completion().choices[0]
         assert final.message.tool_calls[0].function.arguments == call.function.arguments
         assert final.finish_reason == "tool_calls"
@@ -84,9 +82,9 @@ def test_a_round_trip_of_the_openai_sdk(calling_model: Path, tmp_path: Path) -> 
 
 
 def test_a_model_without_a_place_for_tools_is_a_400(tiny_model: Path, tmp_path: Path) -> None:
-    with program(*up(tiny_model, tmp_path)) as stack:
+    with program(*up(tiny_model, tmp_path)) as stack, contextlib.ExitStack() as clients:
         ready = words(stack.until_line("ready "))
-        openai = OpenAI(base_url=f"{ready['api']}/v1", api_key="none", max_retries=0)
+        openai = clients.enter_context(OpenAI(base_url=f"{ready['api']}/v1", api_key="none", max_retries=0))
         with pytest.raises(BadRequestError) as refused:
             openai.chat.completions.create(model=ready["queue"], messages=[USER], tools=TOOLS)
         assert (refused.value.param, refused.value.code) == ("tools", "tools_not_supported")
