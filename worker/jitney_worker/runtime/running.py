@@ -83,7 +83,7 @@ class RunningJob:
             self._prompt_logprobs = delta.prompt_logprobs
         choice.gain(delta)
         if delta.error is not None:
-            self.fail(_wire(delta.error))
+            self.fail(_wire(delta.error, "structured_outputs" if self.calls is None else "tools"))
 
     def fail(self, error: dict[str, Any]) -> None:
         """The job ends with this error, after what it has said so far, held-back text included."""
@@ -252,10 +252,13 @@ class RunningJob:
         return builds if len(builds) > 1 else None
 
 
-def _wire(failure: RowFailure) -> dict[str, Any]:
-    """The error of a sequence that failed alone. A job whose own options leave it no token is no fault of ours."""
+def _wire(failure: RowFailure, structured_by: str) -> dict[str, Any]:
+    """The error of a sequence that failed alone. A job whose own options leave it no token is no fault of ours.
+
+    structured_by: the field that asked for its structure.
+    """
     kind = "invalid_request_error" if failure.code in ("no_token_left", "structure_failed") else "server_error"
-    param = "structured_outputs" if failure.code == "structure_failed" else None
+    param = structured_by if failure.code == "structure_failed" else None
     return {"type": kind, "code": failure.code, "message": failure.message, "param": param}
 
 
