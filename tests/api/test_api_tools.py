@@ -215,6 +215,33 @@ async def test_a_stream_tells_id_and_name_first_and_then_the_arguments(api: Api,
     assert endings == ["tool_calls"]
 
 
+@pytest.mark.parametrize("text", ["a <tool", '<tool_call>{"name": "a', " "])
+async def test_what_was_held_back_and_became_no_call_is_told_at_the_end(
+    api: Api, worker: ScriptedWorker, text: str
+) -> None:
+    asking = asyncio.ensure_future(api.chat(tools=[ADD], stream=True))
+    job = await worker.claim()
+    job.started = {"call_format": "hermes"}
+    await job.say(*text)
+    await job.finish()
+    told, endings = await deltas_of(await asking)
+    assert "".join(delta.get("content") or "" for delta in told) == text
+    assert endings == ["stop"]
+
+
+async def test_log_probabilities_are_told_once_whatever_their_tokens_became(api: Api, worker: ScriptedWorker) -> None:
+    asking = asyncio.ensure_future(api.chat(tools=[ADD], stream=True, logprobs=True))
+    job = await worker.claim()
+    job.started = {"call_format": "hermes"}
+    texts = ['Yes. <tool_call>{"name": "add", "arguments": {"zeta": 1}', "}", "</tool_call>"]
+    for text in texts:
+        await job.say(text, logprobs=({"token_id": 7, "token": text, "logprob": -0.5, "bytes": None, "top": []},))
+    await job.finish()
+    chunks = [json.loads(frame.data) async for frame in (await asking).frames() if frame.data != "[DONE]"]
+    found = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [entry["token"] for one in found if one for entry in one["content"]] == texts
+
+
 async def talk(job: ScriptedJob) -> None:
     job.started = {"call_format": "hermes"}
     await job.say(*TWICE)

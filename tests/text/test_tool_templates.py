@@ -49,11 +49,12 @@ def test_ids_with_tools_and_calls_are_those_of_transformers(tmp_path: Path, fami
     assert tokenizer.encode_chat(with_objects, harmless()) == expected
 
 
-def test_arguments_that_are_no_object_stay_the_text_that_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", ['{"town": "Kö', "[1,2]", "null"])
+def test_arguments_that_are_no_object_stay_the_text_that_they_are(tmp_path: Path, arguments: str) -> None:
     tokenizer = load(tmp_path, templates.HERMES)
     messages = copy.deepcopy(CONVERSATION)
-    messages[1]["tool_calls"][0]["function"]["arguments"] = '{"town": "Kö'
-    assert json.dumps('{"town": "Kö', ensure_ascii=False) in tokenizer.decode(tokenizer.encode_chat(messages))
+    messages[1]["tool_calls"][0]["function"]["arguments"] = arguments
+    assert json.dumps(arguments, ensure_ascii=False) in tokenizer.decode(tokenizer.encode_chat(messages))
 
 
 @pytest.mark.parametrize("place", ["description", "parameter", "name of a parameter", "arguments", "result"])
