@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitney.keys import JobId
-from jitney.result import Result
+from jitney.result import Choice, Result
+from jitney.tool_calls import ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +52,28 @@ def chat_answer(heading: Heading, result: Result) -> dict[str, Any]:
     choices = [
         {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": {"role": "assistant", "content": choice.content, "refusal": None, **_calls(choice)},
             "logprobs": None if choice.logprobs is None else chat_logprobs(choice.logprobs),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": chat_ending(choice.finish_reason, len(choice.tool_calls)),
         }
         for choice in result.choices
     ]
     fields = heading.fields("chatcmpl", "chat.completion")
     return {**fields, "choices": choices, "usage": usage_shape(result.usage), **_prompt(result)}
+
+
+def _calls(choice: Choice) -> dict[str, Any]:
+    return {"tool_calls": [call_shape(call) for call in choice.tool_calls]} if choice.tool_calls else {}
+
+
+def call_shape(call: ToolCall) -> dict[str, Any]:
+    """A call of an answer."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def chat_ending(reason: str | None, num_calls: int) -> str | None:
+    """Why a choice of a chat ended: one that has made its calls waits for what they give."""
+    return "tool_calls" if reason == "stop" and num_calls else reason
 
 
 def completion_answer(heading: Heading, result: Result) -> dict[str, Any]:

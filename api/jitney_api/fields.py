@@ -22,7 +22,7 @@ IGNORED: Final = frozenset(
         "prompt_cache_options",
         "prompt_cache_retention",
         "prediction",
-        # Means something only beside `tools`, which is refused itself.
+        # Means something only beside `tools`: of chats and jobs.
         "parallel_tool_calls",
         # vLLM's: the id of a job is always made here, and no thoughts are set apart.
         "request_id",

@@ -1,9 +1,9 @@
 """Events as server-sent frames: bytes built once per stream, with only the text put in between.
 
-An event's frames depend on nothing but the event (text completions with logprobs, and streams with usage in every
-chunk: and those before it), so a replay says what the live stream said. The `id` line stands in the *last* frame of
-an event: a reader cut off in the middle of one gets all of it again. Frames that close a stream carry none, except in
-the job's own format: whoever comes back then is told once more how it ended.
+An event's frames depend on nothing but the event (text completions with logprobs, chats with tools, and streams with
+usage in every chunk: and those before it), so a replay says what the live stream said. The `id` line stands in the
+*last* frame of an event: a reader cut off in the middle of one gets all of it again. Frames that close a stream carry
+none, except in the job's own format: whoever comes back then is told once more how it ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import orjson
 from jitney.errors import InvalidJob, JitneyError, JobEnded
 from jitney.follower import Message
 from jitney.messages import Event
+from jitney.result import terms_of
 from jitney_api.answers import Heading, chat_logprobs, completion_logprobs, prompt_logprobs, usage_shape
+from jitney_api.call_deltas import CallDeltas
 from jitney_api.failures import error_body, refuse_if_failed, wire_of
 
 StreamFormat = Literal["job", "chat.completion.chunk", "completion"]
@@ -73,6 +75,11 @@ class JobFrames:
 
     def of(self, message: Message) -> bytes:
         return b"id: %d\ndata: %b\n\n" % (message.event.seq, message.payload)
+
+
+_ROLE: Final = b'{"role":"assistant","content":""}'
+_ROLE_OF_TOOLS: Final = b'{"role":"assistant","content":null}'
+"""What is added up from here stays null where nothing is said but calls."""
 
 
 class _OpenAIFrames(ABC):
@@ -131,22 +138,39 @@ class _OpenAIFrames(ABC):
 
 
 class ChatFrames(_OpenAIFrames):
-    """`chat.completion.chunk`: a role first, then text, then the reason why it ended."""
+    """`chat.completion.chunk`: a role first, then text, then the reason why it ended.
+
+    Of a job with tools, whose first `started` says so, text becomes words and calls by all that came before it.
+    """
 
     prefix, kind = "chatcmpl", "chat.completion.chunk"
 
+    def __init__(self, heading: Heading, usage: UsageTerms, *, from_start: bool = False) -> None:
+        self.needs_past = from_start
+        super().__init__(heading, usage)
+        self._calls: CallDeltas | None = None
+
+    def of(self, message: Message) -> bytes:
+        if self._calls is None and message.event.type == "started":
+            terms = terms_of(message.event)
+            self._calls = None if terms is None else CallDeltas(self._job_id, terms)
+        return super().of(message)
+
     def _spoken(self, event: Event) -> bytes:
-        choices = []
-        if event.index == 0:
-            choices.append(b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null')
-        if event.text or event.logprobs:
-            logprobs = orjson.dumps(chat_logprobs(event.logprobs)) if event.logprobs else b"null"
-            choices.append(
-                b'"delta":{"content":%b},"logprobs":%b,"finish_reason":null' % (orjson.dumps(event.text), logprobs)
-            )
-        if event.finish_reason:
-            reason = orjson.dumps(event.finish_reason)
-            choices.append(b'"delta":{},"logprobs":null,"finish_reason":' + reason)
+        logprobs = orjson.dumps(chat_logprobs(event.logprobs)) if event.logprobs else b"null"
+        reason: str | None = event.finish_reason
+        if self._calls is None:
+            role = _ROLE
+            deltas = [b'{"content":%b}' % orjson.dumps(event.text)] if event.text or event.logprobs else []
+        else:
+            role, deltas, reason = _ROLE_OF_TOOLS, self._calls.of(event), self._calls.ending(event)
+            deltas = deltas or ([b"{}"] if event.logprobs else [])
+        choices = [b'"delta":%b,"logprobs":null,"finish_reason":null' % role] if event.index == 0 else []
+        for delta in deltas:
+            choices.append(b'"delta":%b,"logprobs":%b,"finish_reason":null' % (delta, logprobs))
+            logprobs = b"null"  # told once, with the first of what the event's tokens became
+        if reason:
+            choices.append(b'"delta":{},"logprobs":null,"finish_reason":' + orjson.dumps(reason))
         if not choices:
             return b""
         opening = b'%b{"index":%d,' % (self._head, event.choice)
@@ -194,9 +218,12 @@ class CompletionFrames(_OpenAIFrames):
         return orjson.dumps(completion_logprobs(event.logprobs, offset))
 
 
-def frames_for(stream_format: StreamFormat, heading: Heading, usage: UsageTerms = NO_USAGE) -> Frames:
-    """The frames of a format."""
+def frames_for(
+    stream_format: StreamFormat, heading: Heading, usage: UsageTerms = NO_USAGE, *, from_start: bool = False
+) -> Frames:
+    """The frames of a format. from_start: of a job with tools, whose chat must be read from its start."""
     if stream_format == "job":
         return JobFrames()
-    kind = ChatFrames if stream_format == "chat.completion.chunk" else CompletionFrames
-    return kind(heading, usage)
+    if stream_format == "completion":
+        return CompletionFrames(heading, usage)
+    return ChatFrames(heading, usage, from_start=from_start)

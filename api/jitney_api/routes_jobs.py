@@ -8,12 +8,12 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from jitney.errors import JobEnded, StreamLost
+from jitney.errors import InvalidJob, JobEnded, StreamLost
 from jitney.follower import parse as parse_event
 from jitney.keys import JobId, queue_of
 from jitney.records import JobStatus
-from jitney.result import Collector, Result
-from jitney_api.answers import usage_shape
+from jitney.result import Choice, Collector, Result
+from jitney_api.answers import call_shape, usage_shape
 from jitney_api.callers import caller_of
 from jitney_api.cursor import cursor_of
 from jitney_api.documents import documented, errors
@@ -21,7 +21,7 @@ from jitney_api.edge import read_object
 from jitney_api.failures import JOB_ID_HEADER, wire_of
 from jitney_api.fields import refuse_unsupported
 from jitney_api.frames import StreamFormat, UsageTerms, frames_for
-from jitney_api.schemas import JobRequest, parse
+from jitney_api.schemas import JobRequest, WithTools, parse
 from jitney_api.service import Service, answering, service_of
 from jitney_api.sse import EventStream, StreamTerms
 from jitney_api.translate import detached_job
@@ -37,7 +37,7 @@ async def create_job(request: Request) -> Response:
     """
     service = service_of(request)
     body = await read_object(request, service.settings)
-    refuse_unsupported(body)
+    refuse_unsupported(body, except_for=WithTools.model_fields)
     asked = parse(JobRequest, body)
     job = await service.enqueue(caller_of(request), asked, detached_job(asked))
     return JSONResponse(_links(job.id), 202, {JOB_ID_HEADER: job.id, "location": f"/v1/jobs/{job.id}"})
@@ -89,7 +89,8 @@ async def job_events(
     if status.state == "done" and cursor == status.seq:
         return Response(status_code=204, headers={JOB_ID_HEADER: status.id})
     heading = await service.heading(status.id)
-    frames = frames_for(stream_format, heading, usage)
+    from_start = stream_format == "chat.completion.chunk" and cursor > 0 and await service.has_calls(status.id)
+    frames = frames_for(stream_format, heading, usage, from_start=from_start)
     if cursor > status.seq and (status.state != "running" or frames.needs_past):
         raise StreamLost(f"the log of job {status.id} ends at event {status.seq}; event {cursor} was of another one")
     # What is in the log already goes out in the first write; when there is nothing new the headers need not wait.
@@ -155,6 +156,7 @@ async def _outcome(service: Service, status: JobStatus) -> dict[str, Any]:
             "token_ids": choice.token_ids,
             "finish_reason": choice.finish_reason,
             "logprobs": choice.logprobs,
+            **_called(choice),
         }
         for choice in result.choices
     ]
@@ -162,6 +164,13 @@ async def _outcome(service: Service, status: JobStatus) -> dict[str, Any]:
     if result.embedding is not None:
         asked_for["embedding"] = result.embedding
     return {"choices": choices, "usage": usage_shape(result.usage), **asked_for}
+
+
+def _called(choice: Choice) -> dict[str, Any]:
+    """Of a choice that made calls: those, and what it said besides."""
+    if not choice.tool_calls:
+        return {}
+    return {"content": choice.content, "tool_calls": [call_shape(call) for call in choice.tool_calls]}
 
 
 async def _result(service: Service, job_id: JobId) -> Result | None:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from jitney.cards import QueueCard
 from jitney.errors import InvalidJob
 from jitney.text.tokenizer import Tokenizer
+from jitney.tools import ToolUse, read_tools, tool_use
 from jitney_api.documents import documented
 from jitney_api.edge import read_object
 from jitney_api.fields import refuse_unsupported
@@ -60,6 +61,7 @@ def _encoded(tokenizer: Tokenizer, asked: TokenizeRequest) -> list[int]:
     if asked.messages is not None:
         return tokenizer.encode_chat(
             [message.plain() for message in asked.messages],
+            _shown_tools(asked.tools),
             add_generation_prompt=asked.add_generation_prompt is not False,
             add_special_tokens=bool(asked.add_special_tokens),
         )
@@ -67,6 +69,12 @@ def _encoded(tokenizer: Tokenizer, asked: TokenizeRequest) -> list[int]:
     if asked.add_special_tokens is False:
         return tokenizer.encode_part(asked.prompt, "prompt")
     return tokenizer.encode_prompt(asked.prompt)
+
+
+def _shown_tools(tools: Any) -> ToolUse | None:
+    """Whether they must be called changes nothing of a prompt."""
+    given = read_tools(tools)
+    return None if given is None else tool_use(given, "required", None)
 
 
 def _decoded(tokenizer: Tokenizer, tokens: list[int]) -> str:

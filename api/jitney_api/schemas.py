@@ -124,9 +124,9 @@ def _plain_content(value: Any) -> Any:
     return "".join(part["text"] for part in value)
 
 
-def _refuse_tools(value: Any) -> None:
+def _refuse_function_call(value: Any) -> None:
     if value:
-        raise ValueError("tool calls are not supported yet")
+        raise ValueError("is not supported: it is the former name of tool_calls")
 
 
 def _not_twice(value: bool) -> bool:
@@ -147,19 +147,36 @@ def _refuse_other_words(value: Any) -> None:
         raise ValueError("is not supported: put what was said into content")
 
 
+class CalledFunction(Open):
+    """A function by its name, and its arguments as JSON text, as an answer gave them."""
+
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str
+
+
+class MessageToolCall(Open):
+    """A call that the assistant made."""
+
+    id: Annotated[str, Field(min_length=1)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(Open):
     """One message of a chat. `developer` is today's name of `system`, and becomes it.
 
-    `content` may be null in what an assistant said, where it stands for nothing said.
+    `content` may be null in what an assistant said, where it stands for nothing said. What a call gave comes back as
+    a message of role `tool`, with the call's id as `tool_call_id`.
     """
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
         str | None, BeforeValidator(_plain_content, json_schema_input_type=str | list[TextPart] | None)
     ] = None
     name: str | None = None
-    tool_calls: Annotated[None, BeforeValidator(_refuse_tools)] = None
-    function_call: Annotated[None, BeforeValidator(_refuse_tools)] = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+    function_call: Annotated[None, BeforeValidator(_refuse_function_call)] = None
     audio: Annotated[None, BeforeValidator(_refuse_other_words)] = None
     refusal: Annotated[None, BeforeValidator(_refuse_other_words)] = None
 
@@ -167,13 +184,33 @@ class Message(Open):
     def _says_something(self) -> Message:
         if self.content is None and self.role != "assistant":
             raise ValueError("content is required: a string or a list of text parts")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise ValueError("tool_call_id belongs to messages of role 'tool', all of them")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls belong to messages of role 'assistant'")
         return self
 
-    def plain(self) -> dict[str, str]:
-        """What the job stores: role, content, and the name if there is one."""
+    def plain(self) -> dict[str, Any]:
+        """What the job stores: role and content, and of the rest what is there."""
         role = "system" if self.role == "developer" else self.role
-        named = {"name": self.name} if self.name is not None else {}
+        further: dict[str, Any] = {"name": self.name, "tool_call_id": self.tool_call_id}
+        if self.tool_calls:
+            further["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        named = {name: value for name, value in further.items() if value is not None}
         return {"role": role, "content": self.content or "", **named}
+
+
+# Checked by hand, once for every door: `jitney.tools`.
+Tools = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "object"}})]
+ToolChoice = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})]
+
+
+class WithTools(Open):
+    """Functions that the answer may call."""
+
+    tools: Tools = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: Bool | None = None
 
 
 class StreamOptions(Open):
@@ -271,7 +308,7 @@ class CompletionRequest(Sampled, Queued):
     add_special_tokens: Annotated[Bool | None, AfterValidator(_as_ever)] = None
 
 
-class ChatRequest(Sampled, Queued):
+class ChatRequest(Sampled, Queued, WithTools):
     """`POST /v1/chat/completions`. `max_completion_tokens` wins over its old name `max_tokens`."""
 
     model: Model
@@ -289,7 +326,7 @@ class ChatRequest(Sampled, Queued):
         return super().limit_name if self.max_completion_tokens is None else "max_completion_tokens"
 
 
-class JobRequest(Sampled, Queued):
+class JobRequest(Sampled, Queued, WithTools):
     """`POST /v1/jobs`: one flat object; exactly one of `prompt` and `messages`. Unknown members are refused.
 
     Without `model` the only queue there is.
@@ -320,12 +357,14 @@ class TokenizeRequest(Open):
     """`POST /tokenize`: exactly one of `prompt` and `messages`. Without `model` the only queue there is.
 
     add_special_tokens: what the tokenizer adds by itself, a BOS for one; unless given true for a prompt, false for a
-    chat, whose template writes it. return_token_strs: the tokens as they stand in the vocabulary.
+    chat, whose template writes it. tools: beside messages alone. return_token_strs: the tokens as they stand in
+    the vocabulary.
     """
 
     model: Model | None = None
     prompt: Annotated[str | None, Strict()] = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: Tools = None
     add_special_tokens: Bool | None = None
     add_generation_prompt: Bool | None = None
     return_token_strs: Bool | None = None
@@ -334,6 +373,8 @@ class TokenizeRequest(Open):
     def _one_input(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidJob("give exactly one of prompt and messages", param="prompt")
+        if self.tools and self.messages is None:
+            raise InvalidJob("tools needs messages: a prompt is taken as it is", param="tools")
         return self
 
 

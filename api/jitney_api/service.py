@@ -13,10 +13,12 @@ from starlette.requests import Request
 from jitney import AsyncClient, AsyncJob
 from jitney.cards import QueueCard, list_aliases, list_cards
 from jitney.errors import InvalidJob, JitneyError, JobNotFound, QueueUnavailable
+from jitney.follower import parse as parse_event
 from jitney.keys import JobId, Keys, queue_of
 from jitney.logs import logger
 from jitney.messages import JobSpec
 from jitney.records import JobStatus
+from jitney.result import terms_of
 from jitney.settings import client_settings
 from jitney.submission import check_against
 from jitney_api.answers import Heading
@@ -139,6 +141,13 @@ class Service:
         status = await self.client.job(job_id).status()
         queue, card = await self.client.card(queue_of(job_id))
         return Heading(job_id, queue, int(status.created_at), f"fp_{card.fingerprint}" if card.fingerprint else None)
+
+    async def has_calls(self, job_id: JobId) -> bool:
+        """True if the job's answers may write calls, as its first event says. Raises QueueUnavailable."""
+        async with answering():
+            payloads = await self.client.queue(queue_of(job_id)).read_log(job_id, count=1)
+        first = parse_event(payloads[0]) if payloads else None
+        return first is not None and terms_of(first.event) is not None
 
     async def leave(self, job_id: JobId) -> None:
         """The one who waited for the job is gone: cancel it, after the grace unless somebody came back."""

@@ -8,7 +8,15 @@ from jitney.errors import InvalidJob
 from jitney.messages import JobSpec
 from jitney.sampling import MAX_LOGPROBS, SamplingParams, sampling_params
 from jitney.structured import StructuredOutputs
-from jitney_api.schemas import ChatRequest, CompletionRequest, EmbeddingRequest, JobRequest, Queued, Sampled
+from jitney_api.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    JobRequest,
+    Queued,
+    Sampled,
+    WithTools,
+)
 from jitney_api.structure import structured
 
 COMPLETION_MAX_TOKENS: Final = 16
@@ -33,7 +41,7 @@ def chat_job(asked: ChatRequest) -> JobSpec:
     limit = asked.max_tokens if limit is None else limit
     sampling = sampling_of(asked, structured(asked), logprobs=_chat_logprobs(asked), max_tokens=limit)
     messages = tuple(message.plain() for message in asked.messages)
-    return job_of(asked, sampling, messages=messages, on_disconnect=on_disconnect_of(asked))
+    return job_of(asked, sampling, messages=messages, on_disconnect=on_disconnect_of(asked), **_tools(asked))
 
 
 def detached_job(asked: JobRequest) -> JobSpec:
@@ -42,7 +50,7 @@ def detached_job(asked: JobRequest) -> JobSpec:
     sampling = sampling_of(
         asked, structure, logprobs=asked.logprobs, max_tokens=asked.max_tokens, pooling=asked.pooling
     )
-    given: dict[str, Any] = {}
+    given = _tools(asked)
     if asked.messages is not None:
         given["messages"] = tuple(message.plain() for message in asked.messages)
     if asked.prompt is not None:
@@ -57,6 +65,13 @@ def embedding_jobs(asked: EmbeddingRequest) -> list[JobSpec]:
     given = {"pooling": asked.pooling, "truncate_prompt_tokens": asked.truncate_prompt_tokens}
     sampling = sampling_params(**{name: value for name, value in given.items() if value is not None})
     return [job_of(asked, sampling, prompt=one, on_disconnect=asked.on_disconnect or "cancel") for one in asked.input]
+
+
+def _tools(asked: WithTools) -> dict[str, Any]:
+    """Checked where every door's are: in `JobSpec`."""
+    if not asked.tools and asked.tool_choice in (None, "none", "auto"):
+        return {}
+    return {name: getattr(asked, name) for name in WithTools.model_fields}
 
 
 def _chat_logprobs(asked: ChatRequest) -> int | None:

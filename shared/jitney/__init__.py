@@ -29,6 +29,7 @@ from jitney.errors import (
 from jitney.messages import Event, JobSpec
 from jitney.result import Choice, Result
 from jitney.sampling import SamplingParams
+from jitney.tool_calls import ToolCall
 
 __version__ = version("jitney")
 
@@ -61,6 +62,7 @@ __all__ = [
     "ServerError",
     "SettingsError",
     "StreamLost",
+    "ToolCall",
     "UnknownQueue",
     "__version__",
 ]

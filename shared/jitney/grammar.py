@@ -32,7 +32,7 @@ _NO_FORCING: Final = '%llguidance {"no_forcing":true}'
 """Text that can only go on in one way may still be cut into tokens in any way: the library's own way to cut it asks the
 tokenizer, which for some vocabularies puts a space before every text."""
 
-_COMPACT: Final = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+COMPACT: Final = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 
 _starting = threading.Lock()
 Made = TypeVar("Made")
@@ -58,7 +58,7 @@ def _lark_of(asked: StructuredOutputs) -> str:
     if asked.choice is not None:  # one terminal, which costs the parser one item however many there are
         return f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, asked.choice))}"
     schema = {"type": "object"} if asked.json_schema is None else json.loads(asked.json_schema)
-    return f"start: %json {json.dumps({**schema, 'x-guidance': _COMPACT})}"
+    return f"start: %json {json.dumps({**schema, 'x-guidance': COMPACT})}"
 
 
 @lru_cache(maxsize=1)

@@ -5,14 +5,24 @@ from __future__ import annotations
 import math
 import secrets
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from jitney.errors import InvalidJob
 from jitney.keys import Band, check_tenant
 from jitney.sampling import SEED_BITS, SamplingParams, explain
+from jitney.tools import ToolUse, read_tool_choice, read_tools, tool_use
 
 WIRE_VERSION: Final = 1
 MAX_BODY_BYTES: Final = 1 << 20
@@ -40,13 +50,17 @@ class JobSpec(BaseModel):
     `deadline` are Unix times. `priority`: lower is sooner, among the same tenant's jobs. `keep_body`: what was asked
     for is kept as long as what was answered, not only until the job's end. `response`: of a job that
     `/v1/responses` has made, what OpenAI's object says and the other fields do not. Unknown fields are kept and
-    passed on, so that an older process never loses what a newer one wrote.
+    passed on, so that an older process never loses what a newer one wrote. `tools`: functions that a chat's answer may
+    call, a list in OpenAI's shape, kept as its text.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
     prompt: str | tuple[int, ...] | None = None
     messages: tuple[dict[str, Any], ...] | None = Field(None, max_length=MAX_MESSAGES)
+    tools: Annotated[str | None, BeforeValidator(read_tools)] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, BeforeValidator(read_tool_choice)] = None
+    parallel_tool_calls: Annotated[bool | None, Strict()] = None
     sampling: SamplingParams = SamplingParams()
     band: Band = "interactive"
     tenant: str = "-"
@@ -89,7 +103,24 @@ class JobSpec(BaseModel):
             if not isinstance(message.get("role"), str):
                 where = f"messages.{number}.role"
                 raise InvalidJob(f"{where} is missing or not a string", param=where)
+        self._check_tools()
         return self
+
+    def _check_tools(self) -> None:
+        use = self.tool_use
+        if use is None:
+            return
+        if self.messages is None:
+            raise InvalidJob("tools needs messages: a prompt is taken as it is", param="tools")
+        if self.sampling.structured_outputs is not None:
+            raise InvalidJob("tools and a structure for the answer are both given: send one", param="tools")
+        if use.is_forced and self.sampling.ignore_eos:
+            raise InvalidJob("ignore_eos=true forbids that an answer ends with its calls: leave it out", param="tools")
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        """What it wants of its tools; None if the answer is to be text alone."""
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @classmethod
     def build(cls, fields: dict[str, Any]) -> JobSpec:
@@ -138,6 +169,7 @@ class JobSpec(BaseModel):
         if isinstance(self.prompt, tuple):
             return len(self.prompt)
         size = len(self.prompt.encode()) if self.prompt else len(orjson.dumps(self.messages))
+        size += len((self.tools or "").encode())
         return max(1, math.ceil(size / bytes_per_token))
 
 
@@ -148,6 +180,8 @@ class Event:
     seq: dense from 1 over all events of the job. index: position of the event's first token within its
     choice. `text` may be empty while something is held back, or come without tokens when it is flushed.
     `token_ids` and `logprobs` are parallel. A terminal event is the last one, and there is exactly one.
+    call_format, max_calls: in `started`, how the text writes calls of tools (`jitney.call_formats`), and how many
+    count; None for an answer without calls, and for any number.
     max_tokens: in `started`, what the worker chose because the job named no limit; every later owner keeps to it.
     fingerprints: in the terminal event, the builds that wrote the answer, in order, when it was more than one.
     prompt_logprobs: in the first `started` of a job that asks for them, one entry for each token of the prompt, as in
@@ -168,6 +202,8 @@ class Event:
     cached_tokens: int | None = None
     resumed_tokens: int | None = None
     max_tokens: int | None = None
+    call_format: str | None = None
+    max_calls: int | None = None
     prompt_logprobs: tuple[dict[str, Any] | None, ...] | None = None
     choices: tuple[dict[str, Any], ...] | None = None
     usage: dict[str, int] | None = None
@@ -211,6 +247,8 @@ _OPTIONAL: Final = (
     "cached_tokens",
     "resumed_tokens",
     "max_tokens",
+    "call_format",
+    "max_calls",
     "prompt_logprobs",
     "logprobs",
     "finish_reason",

@@ -14,6 +14,7 @@ from jitney.connection import connect
 from jitney.durability import Durability, Proof, find_proof
 from jitney.errors import JobNotFound, NotDurable, QueueUnavailable
 from jitney.follower import Follower
+from jitney.forced_calls import check_forced
 from jitney.grammar import check_early
 from jitney.keys import JobId, new_job_id, queue_of
 from jitney.messages import JobSpec
@@ -47,6 +48,8 @@ class RedisLink:
         name, card = await self.card(queue)
         check_against(card, spec)
         await check_early(spec.sampling.structured_outputs)
+        if spec.tools is not None:
+            await asyncio.to_thread(check_forced, spec.tool_use)
         entry = entry_for(
             spec,
             job_id=new_job_id(name),

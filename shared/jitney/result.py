@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from jitney.call_formats import CALL_FORMATS, CallTerms
+from jitney.call_reader import read_answer
 from jitney.errors import JobCancelled, JobEnded, JobExpired, JobFailed
 from jitney.keys import JobId
 from jitney.messages import Event
+from jitney.tool_calls import ToolCall
 from jitney.vectors import unpack_embedding
 
 
@@ -15,7 +18,8 @@ from jitney.vectors import unpack_embedding
 class Choice:
     """One of the answers to a job. `token_ids` holds the sampled end token too, `text` does not.
 
-    logprobs: parallel to `token_ids`; None when none were asked for.
+    logprobs: parallel to `token_ids`; None when none were asked for. tool_calls: the calls that the text writes, for a
+    job with tools. content: the text without them; None if it is nothing but calls.
     """
 
     index: int
@@ -23,6 +27,8 @@ class Choice:
     token_ids: tuple[int, ...]
     finish_reason: str | None
     logprobs: tuple[dict[str, Any], ...] | None = None
+    content: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +84,21 @@ class _Growing:
             self.logprobs.extend(event.logprobs)
         self.finish_reason = event.finish_reason or self.finish_reason
 
-    def choice(self, index: int) -> Choice:
+    def choice(self, job_id: JobId, index: int, terms: CallTerms | None) -> Choice:
         logprobs = tuple(self.logprobs) if self.has_logprobs else None
-        return Choice(index, "".join(self.text), tuple(self.token_ids), self.finish_reason, logprobs)
+        text = "".join(self.text)
+        content, calls = (text, ()) if terms is None else read_answer(terms, job_id, index, text)
+        return Choice(index, text, tuple(self.token_ids), self.finish_reason, logprobs, content, calls)
+
+
+def terms_of(started: Event) -> CallTerms | None:
+    """How a job writes calls, as its first `started` says; None for a job without tools.
+
+    A form that a newer worker knows and this process does not is text: it is shown as it is.
+    """
+    if started.call_format is None or started.call_format not in CALL_FORMATS:
+        return None
+    return CallTerms(started.call_format, started.max_calls)
 
 
 class Collector:
@@ -90,6 +108,7 @@ class Collector:
         self.job_id = job_id
         self._choices: dict[int, _Growing] = {0: _Growing()}
         self._prompt_logprobs: tuple[dict[str, Any] | None, ...] | None = None
+        self._call_terms: CallTerms | None = None
 
     @property
     def text(self) -> str:
@@ -100,6 +119,7 @@ class Collector:
         """The result once `event` is `finished`. Raises JobFailed, JobCancelled or JobExpired at another ending."""
         if event.type == "started":
             self._prompt_logprobs = event.prompt_logprobs or self._prompt_logprobs
+            self._call_terms = self._call_terms or terms_of(event)
         elif event.type == "tokens":
             self._choices.setdefault(event.choice, _Growing()).add(event)
         elif event.type == "finished":
@@ -112,7 +132,9 @@ class Collector:
         for ended in event.choices or ():
             growing = self._choices.setdefault(ended["choice"], _Growing())
             growing.finish_reason = ended.get("finish_reason") or growing.finish_reason
-        choices = tuple(self._choices[index].choice(index) for index in sorted(self._choices))
+        choices = tuple(
+            self._choices[index].choice(self.job_id, index, self._call_terms) for index in sorted(self._choices)
+        )
         return Result(self.job_id, choices, event.usage or {}, self._prompt_logprobs, event.embedding)
 
     def _ended(self, event: Event) -> JobEnded:

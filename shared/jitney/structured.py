@@ -29,25 +29,25 @@ def _schema_text(value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, str):
-        _check_size(value)
+        check_size(value)
         try:
             value = orjson.loads(value)
         except orjson.JSONDecodeError as error:
             raise ValueError(f"is not JSON: {error.msg} (position {error.pos})") from None
     if not isinstance(value, Mapping):
         raise ValueError("must be an object, a JSON schema, or the text of one")
-    _check_depth(value)
+    check_depth(value)
     if "x-guidance" in value:
         raise ValueError("holds x-guidance, which is not supported: answers are compact JSON")
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:
         raise ValueError(f"is not JSON: {error}") from None
-    _check_size(text)
+    check_size(text)
     return text
 
 
-def _check_depth(value: Any) -> None:
+def check_depth(value: Any) -> None:
     """Level by level, so that nothing recurses and nothing that contains itself goes on for ever."""
     level = [value]
     for _ in range(MAX_SCHEMA_DEPTH):
@@ -60,13 +60,14 @@ def _check_depth(value: Any) -> None:
     raise ValueError(f"is nested more than {MAX_SCHEMA_DEPTH} deep")
 
 
-def _check_size(text: str) -> None:
+def check_size(text: str, most: int = MAX_STRUCTURE_BYTES) -> None:
+    """Raise ValueError for text that has no UTF-8 form, or of more bytes than that."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
         raise ValueError("holds half of a surrogate pair, which is no character") from None
-    if size > MAX_STRUCTURE_BYTES:
-        raise ValueError(f"is {size} bytes; at most {MAX_STRUCTURE_BYTES} are allowed")
+    if size > most:
+        raise ValueError(f"is {size} bytes; at most {most} are allowed")
 
 
 _JSON_SCHEMA = dict[str, Any] | str
@@ -95,7 +96,7 @@ class StructuredOutputs(BaseModel):
         if value is not None:
             if not value:
                 raise ValueError("must not be empty")
-            _check_size(value)
+            check_size(value)
             if any(line.lstrip().startswith("%llguidance") for line in value.splitlines()):
                 raise ValueError("holds %llguidance, which is not supported: its options are set here")
         return value
@@ -107,7 +108,7 @@ class StructuredOutputs(BaseModel):
         if value is not None:
             if not all(value):
                 raise ValueError("must not hold empty texts")
-            _check_size("".join(value))
+            check_size("".join(value))
         return value
 
     @model_validator(mode="after")

@@ -28,12 +28,16 @@ PROMPT_TOKENS = 7
 
 @dataclass
 class ScriptedJob:
-    """A claimed job. `say` publishes at once, `finish` and `fail` end it, each as a worker's append or finish."""
+    """A claimed job. `say` publishes at once, `finish` and `fail` end it, each as a worker's append or finish.
+
+    started: what its first event says besides.
+    """
 
     queue: Queue
     delivery: Delivery
     seq: int = 0
     num_tokens: int = 0
+    started: dict[str, Any] = field(default_factory=dict)
     positions: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -52,7 +56,7 @@ class ScriptedJob:
         if self.seq:
             return []
         told = {"attempt": 1, "prompt_tokens": PROMPT_TOKENS, "cached_tokens": 0, "prompt_logprobs": prompt_logprobs}
-        return [self._next("started", **told)]
+        return [self._next("started", **told, **self.started)]
 
     def _tokens(self, text: str, token_ids: list[int], choice: int = 0, **fields: Any) -> bytes:
         index = self.positions.get(choice, 0)

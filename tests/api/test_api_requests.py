@@ -13,9 +13,10 @@ from openai.types.chat import completion_create_params as chat_create_params
 from jitney.errors import InvalidJob
 from jitney.keys import Keys
 from jitney_api.fields import IGNORED, REFUSED, refuse_unsupported
-from jitney_api.schemas import ChatRequest, CompletionRequest, JobRequest
+from jitney_api.schemas import ChatRequest, CompletionRequest, JobRequest, WithTools
 
 USER: dict[str, Any] = {"role": "user", "content": "hello"}
+CALL: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 
 # vLLM's extra fields by name.
 EXTRAS = (
@@ -60,7 +61,9 @@ def test_every_documented_field_is_honoured_ignored_or_refused_by_name(params, s
 def test_no_field_is_in_two_classes():
     for schema in (ChatRequest, CompletionRequest, JobRequest):
         honoured = set(schema.model_fields)
-        assert honoured & IGNORED == honoured & REFUSED.keys() == IGNORED & REFUSED.keys() == set()
+        of_others = set() if schema is CompletionRequest else set(WithTools.model_fields)
+        assert honoured & (IGNORED | REFUSED.keys()) == of_others
+    assert IGNORED & REFUSED.keys() == set()
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
@@ -78,7 +81,6 @@ def test_an_unsupported_field_is_refused_by_name_unless_it_changes_nothing(name)
         {"best_of": 2},
         {"echo": True},
         {"suffix": "x"},
-        {"tools": [{}]},
         {"guided_json": {"type": "object"}},
     ],
 )
@@ -273,8 +275,15 @@ async def test_developer_is_system_and_a_name_is_kept(api, worker):
         ([USER, {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "messages.1.content"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content"),
         ([{"role": "user", "content": [{"type": "input_audio", "text": "x"}]}], "messages.0.content"),
-        ([{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}], "messages.0.tool_calls"),
-        ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages.0.role"),
+        ([{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}], "messages.0.tool_calls.0.function"),
+        ([USER | {"tool_calls": [CALL]}], "messages.0"),
+        ([{"role": "assistant", "tool_calls": [CALL | {"id": ""}]}], "messages.0.tool_calls.0.id"),
+        ([{"role": "assistant", "tool_calls": [CALL | {"type": "custom"}]}], "messages.0.tool_calls.0.type"),
+        ([{"role": "assistant", "function_call": {"name": "f"}}], "messages.0.function_call"),
+        ([{"role": "tool", "content": "x"}], "messages.0"),
+        ([{"role": "tool", "tool_call_id": "1"}], "messages.0"),
+        ([USER | {"tool_call_id": "1"}], "messages.0"),
+        ([{"role": "function", "name": "f", "content": "x"}], "messages.0.role"),
     ],
 )
 async def test_messages_of_another_shape_are_refused_by_the_place(api, redis, messages, param):

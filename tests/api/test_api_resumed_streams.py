@@ -52,7 +52,23 @@ async def silent(job: ScriptedJob) -> None:
     await job.finish()
 
 
-TALES = (plain, two_choices, with_logprobs, failing, silent)
+async def calling(job: ScriptedJob) -> None:
+    job.started = {"call_format": "hermes"}
+    await job.say("Let me", " see. ", "<tool_", 'call>\n{"name": "add", "argum', 'ents": {"a"', ": 1}", "}\n</tool")
+    await job.say("_call>", '\n<tool_call>{"name": "add", "arguments": {}}', "</tool_call>", "\n")
+    await job.finish()
+
+
+async def two_that_call(job: ScriptedJob) -> None:
+    job.started = {"call_format": "llama", "max_calls": 1}
+    await job.say('{"name": "add", "par', logprobs=(entry('{"name": "add", "par'),))
+    await job.say('{"name"', ": 5}", choice=1)
+    await job.say('ameters": {}}', logprobs=(entry('ameters": {}}'),))
+    await job.say("", choice=1, finish_reason="length")
+    await job.finish(" ; ")
+
+
+TALES = (plain, two_choices, with_logprobs, failing, silent, calling, two_that_call)
 Tale = Callable[[ScriptedJob], Awaitable[None]]
 
 

@@ -9,8 +9,10 @@ import pytest
 from tests.api.conftest import Api, StartApi
 from tests.api.test_api_tokenizers import LENGTH, USER, serve_with
 from tests.text import small_tokenizers as small
+from tests.text.tool_templates import CONVERSATION, HERMES, TOOLS, UNKNOWN
 
 from jitney.connection import Redis
+from jitney.tools import ToolUse
 from jitney_worker.text.tokenizer import Tokenizer
 
 
@@ -120,3 +122,45 @@ async def test_both_are_in_the_document(api: Api) -> None:
         body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert body == {"$ref": f"#/components/schemas/{schema}"}
         assert schema in document["components"]["schemas"]
+
+
+async def test_tools_are_counted_as_the_worker_shows_them(
+    redis: Redis, start_api: StartApi, queue_name: str, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.load(small.byte_bpe(tmp_path / "tools", template=HERMES))
+    await serve_with(redis, queue_name, tokenizer)
+    served = await start_api()
+    found = await tokens_of(served, messages=CONVERSATION, tools=TOOLS)
+    assert found["tokens"] == tokenizer.encode_chat(CONVERSATION, ToolUse(tuple(TOOLS), False, None))
+    assert found["count"] > (await tokens_of(served, messages=CONVERSATION))["count"] + 50
+    answer = await served.post("/tokenize", {"prompt": "x", "tools": TOOLS})
+    assert (answer.status, (await answer.json())["error"]["param"]) == (400, "tools")
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "param", "code"),
+    [
+        (small.CHATML, {}, "tools", "tools_not_supported"),
+        (UNKNOWN, {}, "tool_choice", "unknown_call_format"),
+        (UNKNOWN, {"messages": CONVERSATION, "tools": TOOLS[:1]}, "tool_choice", "unknown_call_format"),
+        (small.CHATML, {"tools": None, "messages": CONVERSATION}, "messages.1.tool_calls", "tools_not_supported"),
+        (HERMES, {"tools": TOOLS}, "messages", "context_length_exceeded"),
+    ],
+)
+async def test_a_chat_with_tools_that_a_worker_would_refuse_is_a_400_before_there_is_a_job(
+    redis: Redis,
+    start_api: StartApi,
+    queue_name: str,
+    tmp_path: Path,
+    template: str,
+    fields: dict[str, Any],
+    param: str,
+    code: str,
+) -> None:
+    tokenizer = Tokenizer.load(small.byte_bpe(tmp_path / "tools", template=template))
+    await serve_with(redis, queue_name, tokenizer)
+    api = await start_api()
+    answer = await api.chat("x", **({"tools": TOOLS[1:]} | fields))
+    error = (await answer.json())["error"]
+    assert (answer.status, error["param"], error["code"]) == (400, param, code)
+    assert await redis.exists(f"jitney:{{jitney:{queue_name}}}:counts") == 0

@@ -107,9 +107,11 @@ EXAMPLES: dict[str, Any] = {
     "cache_salt": "s",
     "response_format": {"type": "json_object"},
     "structured_outputs": {"choice": ["yes", "no"]},
+    "tools": [{"type": "function", "function": {"name": "clock"}}],
 }
 ELSEWHERE = {"model", "messages", "prompt", "stream", "stream_options", "top_logprobs"}
-"""Tested for what they do, in test_api_requests, test_api_streams and test_api_openai_sdk."""
+ELSEWHERE |= {"tool_choice", "parallel_tool_calls"}
+"""Tested for what they do, in test_api_requests, test_api_streams, test_api_tools and test_api_openai_sdk."""
 
 
 @pytest.mark.parametrize("row", those("served"))

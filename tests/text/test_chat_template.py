@@ -106,7 +106,11 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 def test_byte_level_ids_are_those_of_transformers(tmp_path: Path, template: str, name: str) -> None:
     directory = small.byte_bpe(tmp_path, template=template)
     messages = CONVERSATIONS[name]
-    assert Tokenizer.load(directory).encode_chat(messages) == theirs(directory, messages)
+    if name == "called" and template != THOUGHTS:
+        with pytest.raises(InvalidJob, match="no place for tool_calls"):
+            Tokenizer.load(directory).encode_chat(messages)
+    else:
+        assert Tokenizer.load(directory).encode_chat(messages) == theirs(directory, messages)
 
 
 @pytest.mark.parametrize("name", ["one", "system", "turns"])

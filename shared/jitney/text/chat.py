@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -12,6 +13,8 @@ ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 """A closed list: templates paste the role between the halves of a control token."""
 
 MAX_DEPTH: Final = 32
+
+_TYPES: Final = frozenset({"function", "object", "array", "string", "number", "integer", "boolean", "null"})
 
 Message = dict[str, Any]
 
@@ -41,6 +44,11 @@ def masked(messages: Sequence[Message], control: ControlTokens, masks: Masks) ->
     return shown
 
 
+def masked_tools(tools: Sequence[Mapping[str, Any]], control: ControlTokens, masks: Masks) -> list[dict[str, Any]]:
+    """Copies in which every string is hidden by `masks`: what a caller says of a function is no control token."""
+    return [_hide("", tool, control.every, masks) for tool in tools]
+
+
 def check_text(text: Any, where: str) -> str:
     """`text` if it is a string that has a UTF-8 form; InvalidJob otherwise (a lone surrogate has none)."""
     if not isinstance(text, str):
@@ -64,6 +72,8 @@ def _read(message: Any, where: str) -> Message:
         raise InvalidJob(f"{where}.role is {role!r:.40}; it must be one of {', '.join(ROLES)}", param=f"{where}.role")
     fields = {name: value for name, value in message.items() if value is not None}
     fields["content"] = _content(fields.get("content"), role, f"{where}.content")
+    if isinstance(fields.get("tool_calls"), list | tuple):
+        fields["tool_calls"] = [_with_object(call) for call in fields["tool_calls"]]
     for name, value in fields.items():
         check_text(name, where)
         _check(value, f"{where}.{name}", MAX_DEPTH)
@@ -89,6 +99,23 @@ def _part(part: Any, where: str) -> str:
     return check_text(part.get("text"), f"{where}.text")
 
 
+def _with_object(call: Any) -> Any:
+    """A call with its arguments as the object that their text says: OpenAI sends text, templates expect the object.
+
+    Text that says none (a model was cut off in the middle of it) stays as it is.
+    """
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        return call
+    if not isinstance(arguments, dict):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
 def _check(value: Any, where: str, depth: int) -> None:
     """Every string in it is valid, it is made of JSON's types, and not deeper than recursion stands."""
     if depth == 0:
@@ -109,8 +136,8 @@ def _check(value: Any, where: str, depth: int) -> None:
 def _hide(name: str, value: Any, tokens: TokenSet, masks: Masks) -> Any:
     """A copy of JSON with every string hidden, names of fields included."""
     if isinstance(value, str):
-        # Templates compare the type of a tool call with this very word.
-        return value if (name, value) == ("type", "function") else masks.hide(value, tokens)
+        # Templates compare the type of a tool, and those of its parameters, with these very words.
+        return value if name == "type" and value in _TYPES else masks.hide(value, tokens)
     if isinstance(value, Mapping):
         return {masks.hide_whole(key, tokens): _hide(key, item, tokens, masks) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

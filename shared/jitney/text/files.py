@@ -32,7 +32,8 @@ class TokenizerFiles:
     """The files, read and checked.
 
     spec: tokenizer.json, with the special tokens that only the configuration names; nobody changes it.
-    variables: what a chat template may name: bos_token, eos_token and their like.
+    variables: what a chat template may name: bos_token, eos_token and their like. tool_template: the one to use beside
+    tools; None if `template` is for everything.
     end_ids: what the checkpoint says ends an answer (generation_config.json, else config.json).
     digest: SHA-256 over the files that decide how text becomes ids, in hexadecimal.
     """
@@ -43,6 +44,7 @@ class TokenizerFiles:
     template: str | None
     end_ids: frozenset[int]
     digest: str
+    tool_template: str | None = None
 
     @classmethod
     def of(
@@ -53,10 +55,11 @@ class TokenizerFiles:
         template: str | None,
         end_ids: Iterable[int],
         digest: str,
+        tool_template: str | None = None,
     ) -> TokenizerFiles:
         """Of a tokenizer.json that is complete. Raises KeyError, TypeError or ValueError for one that is none."""
         added = tuple(map(_added_token, spec["added_tokens"]))
-        return cls(dict(spec), added, dict(variables), template, frozenset(end_ids), digest)
+        return cls(dict(spec), added, dict(variables), template, frozenset(end_ids), digest, tool_template)
 
     def tokens(self) -> list[str | None]:
         """Id → token as it stands in the vocabulary. None for an id that nobody uses."""
@@ -66,7 +69,7 @@ class TokenizerFiles:
 
     def pack(self) -> bytes:
         """All of it, compressed: whoever unpacks this encodes as the worker does. Takes up to a second."""
-        fields = {
+        fields: dict[str, Any] = {
             "v": PACKED_VERSION,
             "spec": self.spec,
             "variables": self.variables,
@@ -74,6 +77,8 @@ class TokenizerFiles:
             "end_ids": sorted(self.end_ids),
             "digest": self.digest,
         }
+        if self.tool_template is not None:  # an older API refuses a field that it does not know
+            fields["tool_template"] = self.tool_template
         return zlib.compress(orjson.dumps(fields))
 
     @classmethod

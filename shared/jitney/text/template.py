@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from jitney.errors import InvalidJob, ModelError
-from jitney.text.chat import masked, read_messages
+from jitney.text.chat import masked, masked_tools, read_messages
 from jitney.text.control import ControlTokens, Masks
 
 MAX_RENDERED_CHARS: Final = 8 << 20
@@ -54,13 +54,25 @@ class ChatTemplate:
             raise ModelError(f"the chat template is not valid: {error}") from None
         self._variables = dict(variables)
         self._control = control
+        names = _names(source)
+        self.shows_tools = "tools" in names
+        self.shows_calls = "tool_calls" in names
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The prompt. Raises InvalidJob: for a message that is not one, or that the template refuses."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt. Raises InvalidJob: for a message that is not one, or that the template refuses or would lose."""
         masks = Masks()
-        shown = masked(read_messages(messages), self._control, masks)
+        read = read_messages(messages)
+        self._check_shown(read, tools)
+        shown = masked(read, self._control, masks)
+        shown_tools = None if tools is None else masked_tools(tools, self._control, masks)
         try:
-            text = self._run(shown, add_generation_prompt)
+            text = self._run(shown, shown_tools, add_generation_prompt)
         except _FAULTS as error:
             reason = masks.reveal(str(error) or type(error).__name__)
             raise InvalidJob(
@@ -71,11 +83,29 @@ class ChatTemplate:
         # In this order: what is revealed is never renamed.
         return masks.reveal(self._control.rename(text))
 
-    def _run(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+    def _check_shown(self, messages: Sequence[Mapping[str, Any]], tools: object) -> None:
+        """Without a look a template would leave tools and calls out in silence."""
+        if tools is not None and not self.shows_tools:
+            raise InvalidJob(
+                "this model's chat template has no place for tools: leave them out, or choose a model that knows them",
+                param="tools",
+                code="tools_not_supported",
+            )
+        for number, message in enumerate(messages):
+            if message.get("tool_calls") and not self.shows_calls:
+                raise InvalidJob(
+                    "this model's chat template has no place for tool_calls: put what was called into content",
+                    param=f"messages.{number}.tool_calls",
+                    code="tools_not_supported",
+                )
+
+    def _run(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, add_generation_prompt: bool
+    ) -> str:
         """Output of the template, bounded between its pieces: a loop that writes nothing is not interrupted."""
         pieces: list[str] = []
         size, deadline = 0, time.monotonic() + MAX_RENDER_S
-        context = {**self._variables, "messages": messages, "tools": None, "documents": None}
+        context = {**self._variables, "messages": messages, "tools": tools, "documents": None}
         for piece in self._template.generate(context, add_generation_prompt=add_generation_prompt):
             pieces.append(piece)
             size += len(piece)
@@ -95,6 +125,15 @@ def literals(source: str) -> str:
     written = [node.data for node in tree.find_all(nodes.TemplateData)]
     constants = [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
     return "\0".join([*written, *constants])
+
+
+def _names(source: str) -> set[str]:
+    """What a template looks at: its variables, and the members that it names."""
+    tree = _environment().parse(source)
+    names = {node.name for node in tree.find_all(nodes.Name)}
+    names.update(node.attr for node in tree.find_all(nodes.Getattr))
+    names.update(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
+    return names
 
 
 @cache

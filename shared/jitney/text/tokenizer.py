@@ -9,12 +9,14 @@ from typing import Any, Final
 import orjson
 from tokenizers import Tokenizer as FastTokenizer
 
+from jitney.call_formats import FAMILIES, PLAIN, CallFormat, family_of
 from jitney.errors import InvalidJob, ModelError, first_line
 from jitney.text.chat import check_text
 from jitney.text.control import ControlTokens
 from jitney.text.files import TokenizerFiles
 from jitney.text.pieces import Pieces
 from jitney.text.template import ChatTemplate, literals
+from jitney.tools import ToolUse
 
 SAMPLE: Final = """\
 The river had risen in the night, and by six o'clock the lower road was gone. "We'll have to go round by the
@@ -39,15 +41,23 @@ Où est la gare ? Der Zug fährt um 9:45 Uhr. ¿Cuánto cuesta? Сколько �
 class Tokenizer:
     """A model's tokenizer and chat template. Nothing changes in it, so threads may share it.
 
-    vocab_size: ids are below it. eos_token_ids: what ends an answer. bytes_per_token: of `SAMPLE`.
-    digest: SHA-256 of the files that decide how text becomes ids. pieces: how ids become text.
+    special_ids: of the special tokens, by their text. vocab_size: ids are below it. eos_token_ids: what ends an answer.
+    bytes_per_token: of `SAMPLE`. digest: SHA-256 of the files that decide how text becomes ids. pieces: how ids become
+    text.
     """
 
     def __init__(self, files: TokenizerFiles) -> None:
-        control = ControlTokens(files.added, literals(files.template) if files.template else "")
+        templates = [source for source in (files.template, files.tool_template) if source]
+        written = "\0".join(map(literals, templates))
+        control = ControlTokens(files.added, written)
         self._control = control
         self._fast = _fast(files, control)
         self._template = ChatTemplate(files.template, files.variables, control) if files.template else None
+        self._tool_template = self._template
+        if files.tool_template:
+            self._tool_template = ChatTemplate(files.tool_template, files.variables, control)
+        self._family = family_of(written)
+        self.special_ids = {token.content: token.id for token in files.added if token.special}
         self.pieces = Pieces(files)
         self.digest = files.digest
         self.vocab_size = int(self._fast.get_vocab_size(with_added_tokens=True))
@@ -76,24 +86,43 @@ class Tokenizer:
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
+        tool_use: ToolUse | None = None,
         *,
         add_generation_prompt: bool = True,
         add_special_tokens: bool = False,
     ) -> list[int]:
         """Ids of a conversation in the model's chat template.
 
-        Control tokens come from the template alone; in a user's strings they are ordinary text. Without
+        Control tokens come from the template alone; in a user's strings, those of tools among them, they are ordinary
+        text. Without
         any there, the ids are those of transformers' `apply_chat_template`. add_special_tokens: what the tokenizer
         adds by itself, besides what the template wrote. Raises InvalidJob.
         """
-        if self._template is None:
+        template = self._template if tool_use is None else self._tool_template
+        if template is None:
             raise InvalidJob(
                 "this model has no chat template: send `prompt` instead of `messages`",
                 param="messages",
                 code="no_chat_template",
             )
-        text = self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        tools = None if tool_use is None else tool_use.tools
+        text = template.render(messages, tools, add_generation_prompt=add_generation_prompt)
+        if tool_use is not None:
+            self.call_format(tool_use)
         return _not_empty(self._encode(text, add_special_tokens=add_special_tokens), "messages")
+
+    def call_format(self, tool_use: ToolUse) -> CallFormat:
+        """How answers of this model write calls. Raises InvalidJob where it may choose and its form is not known."""
+        if self._family is not None:
+            return self._family
+        if tool_use.is_forced:
+            return PLAIN
+        known = ", ".join(form.name for form in FAMILIES)
+        raise InvalidJob(
+            f"how this model writes calls is not known (known: {known}): send tool_choice='required', or name a tool",
+            param="tool_choice",
+            code="unknown_call_format",
+        )
 
     def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """In a batch of one: `encode` keeps the interpreter's lock until it is done, and all other threads wait."""

@@ -6,13 +6,16 @@ Everything is checked here again although API and client checked it: anyone may 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from jitney.call_formats import CallTerms
 from jitney.errors import InvalidJob, PromptTooLong, StreamLost
+from jitney.forced_calls import refusing_by_name
 from jitney.keys import BANDS
 from jitney.messages import Event, JobSpec
 from jitney.queue import Delivery, Queue, unpack_ids
@@ -29,6 +32,7 @@ from jitney_worker.runtime.wishes import (
     truncated,
 )
 from jitney_worker.text.bad_words import bad_word_ids
+from jitney_worker.text.calls import with_calls
 from jitney_worker.text.spelling import Speller
 from jitney_worker.text.structures import Structures
 from jitney_worker.text.tokenizer import Tokenizer
@@ -80,13 +84,16 @@ class Intake:
             raise InvalidJob("this worker's model gives no embeddings", param="model", code="no_embeddings")
         prompt_ids = await self._prompt_ids(delivery, spec)
         past = await self._past(delivery)
+        spec, calls = with_calls(spec, self._tokenizer)
         # Words to tokenise, a structure to compile, a prompt or a log to spell: the loop must not wait for long work.
         sampling = spec.sampling
         if sampling.bad_words or sampling.structured_outputs or sampling.echo or delivery.seq:
-            return await self._in_pool(self._job, delivery, spec, prompt_ids, past)
-        return self._job(delivery, spec, prompt_ids, past)
+            return await self._in_pool(self._job, delivery, spec, prompt_ids, past, calls)
+        return self._job(delivery, spec, prompt_ids, past, calls)
 
-    def _job(self, delivery: Delivery, spec: JobSpec, prompt_ids: tuple[int, ...], past: Past) -> RunningJob:
+    def _job(
+        self, delivery: Delivery, spec: JobSpec, prompt_ids: tuple[int, ...], past: Past, calls: CallTerms | None
+    ) -> RunningJob:
         params = sequence_params(
             spec.sampling,
             max_tokens=self._max_tokens(spec, len(prompt_ids), past),
@@ -106,7 +113,7 @@ class Intake:
         echo = echoed(self._tokenizer, spec, prompt_ids)
         choices = [self._choice(delivery, spec, first, past, number, echo) for number in range(spec.sampling.n)]
         return RunningJob(
-            delivery, spec, prompt_ids, choices, delivery.seq + 1, self._spell_logprobs, self._fingerprint
+            delivery, spec, prompt_ids, choices, delivery.seq + 1, self._spell_logprobs, self._fingerprint, calls
         )
 
     def _choice(
@@ -130,7 +137,8 @@ class Intake:
         if said.finish_reason is not None:
             choice.finish_reason, choice.finish_is_logged = said.finish_reason, True
         elif spec.sampling.structured_outputs is not None:
-            choice.structure = self._structures.begin(spec.sampling.structured_outputs, said.token_ids)
+            with refusing_by_name("tools") if spec.tool_use is not None else contextlib.nullcontext():
+                choice.structure = self._structures.begin(spec.sampling.structured_outputs, said.token_ids)
         return choice
 
     async def _prompt_ids(self, delivery: Delivery, spec: JobSpec) -> tuple[int, ...]:
@@ -150,7 +158,7 @@ class Intake:
 
     def _tokenize(self, spec: JobSpec) -> list[int]:
         if spec.messages is not None:
-            return self._tokenizer.encode_chat(spec.messages)
+            return self._tokenizer.encode_chat(spec.messages, spec.tool_use)
         assert isinstance(spec.prompt, str)
         return self._tokenizer.encode_prompt(spec.prompt)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jitney.call_formats import CallTerms
 from jitney.keys import Fence, JobId
 from jitney.messages import Event, JobSpec, usage_of
 from jitney.queue import Append, Delivery, Ending, pack_ids
@@ -25,6 +26,7 @@ BULK_KEEP_S = 86_400
 class RunningJob:
     """A claimed job and its choices. next_seq: the seq that its next event will carry.
 
+    calls: how its answers write calls of tools, for its readers.
     is_held_back: not in the engine yet, because a suspect waits until everybody else has said something.
     error: what the job ends with. dead_reason: why it is then kept among the dead letters.
     """
@@ -36,6 +38,7 @@ class RunningJob:
     next_seq: int
     spell_logprobs: SpellsLogprobs
     fingerprint: str
+    calls: CallTerms | None = None
     cached_tokens: int = 0
     is_started: bool = False
     is_seated: bool = False
@@ -83,7 +86,7 @@ class RunningJob:
         self._embedding = delta.embedding
         choice.gain(delta)
         if delta.error is not None:
-            self.fail(_wire(delta.error))
+            self.fail(_wire(delta.error, "structured_outputs" if self.calls is None else "tools"))
 
     def fail(self, error: dict[str, Any]) -> None:
         """The job ends with this error, after what it has said so far, held-back text included."""
@@ -213,6 +216,8 @@ class RunningJob:
             cached_tokens=self.cached_tokens,
             resumed_tokens=resumed or None,
             max_tokens=self.choices[0].request.params.max_tokens if self.spec.sampling.max_tokens is None else None,
+            call_format=None if self.calls is None else self.calls.format,
+            max_calls=None if self.calls is None else self.calls.max_calls,
             prompt_logprobs=self._spelled_prompt(),
         )
         self.next_seq += 1
@@ -251,10 +256,13 @@ class RunningJob:
         return builds if len(builds) > 1 else None
 
 
-def _wire(failure: RowFailure) -> dict[str, Any]:
-    """The error of a sequence that failed alone. A job whose own options leave it no token is no fault of ours."""
+def _wire(failure: RowFailure, structured_by: str) -> dict[str, Any]:
+    """The error of a sequence that failed alone. A job whose own options leave it no token is no fault of ours.
+
+    structured_by: the field that asked for its structure.
+    """
     kind = "invalid_request_error" if failure.code in ("no_token_left", "structure_failed") else "server_error"
-    param = "structured_outputs" if failure.code == "structure_failed" else None
+    param = structured_by if failure.code == "structure_failed" else None
     return {"type": kind, "code": failure.code, "message": failure.message, "param": param}
 
 

@@ -27,11 +27,16 @@ def read_files(directory: Path) -> TokenizerFiles:
     config = _object(directory / CONFIG) or {}
     named = {**(_object(directory / SPECIAL_TOKENS) or {}), **config}
     variables = {name: text for name, value in named.items() if (text := _token_text(name, value))}
-    template, end_ids = _template(directory, config), _end_ids(directory)
+    (template, tool_template), end_ids = _templates(directory, config), _end_ids(directory)
     try:
         spec = _with_special(spec, {*variables.values(), *_further(named)})
         return TokenizerFiles.of(
-            spec, variables=variables, template=template, end_ids=end_ids, digest=_digest(directory, content)
+            spec,
+            variables=variables,
+            template=template,
+            end_ids=end_ids,
+            digest=_digest(directory, content),
+            tool_template=tool_template,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{directory / TOKENIZER} cannot be used: it has no valid {error}") from None
@@ -97,25 +102,28 @@ def _token_text(name: str, value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _template(directory: Path, config: dict[str, Any]) -> str | None:
-    """The chat template: a file of its own, or (older checkpoints) a field of a JSON file."""
+def _templates(directory: Path, config: dict[str, Any]) -> tuple[str | None, str | None]:
+    """The chat template, and the one for tools where that is another.
+
+    A file of its own, or (older checkpoints) a field of a JSON file.
+    """
     path = directory / TEMPLATE
     if path.is_file():
         try:
-            return path.read_text("utf-8")
+            return path.read_text("utf-8"), None
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(f"cannot read {path}: {error}") from None
     found = (_object(directory / TEMPLATE_JSON) or {}).get("chat_template") or config.get("chat_template")
-    return _default_of(found)
+    return _named(found, "default"), _named(found, "tool_use") if not isinstance(found, str) else None
 
 
-def _default_of(found: Any) -> str | None:
-    """The one template, or that of several which is named `default`: the others are for tools and documents."""
+def _named(found: Any, name: str) -> str | None:
+    """The one template, or that of several which has this name. Others (for documents, say) are not used."""
     if isinstance(found, list):
         named = (entry for entry in found if isinstance(entry, dict))
         found = {entry.get("name"): entry.get("template") for entry in named}
     if isinstance(found, dict):
-        found = found.get("default")
+        found = found.get(name)
     return found if isinstance(found, str) else None
 
 
