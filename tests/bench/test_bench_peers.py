@@ -142,8 +142,8 @@ def test_an_engine_that_is_not_set_up_is_named_with_what_to_run(
 def test_the_script_sets_up_every_peer_that_asks_for_it() -> None:
     script = (page.ROOT / engines.SET_UP).read_text()
     asking = [one.name for one in CONTENDERS.values() if isinstance(one, Peer) and (one.environment or one.program)]
-    assert asking == ["openvino", "vllm", "llamacpp"]
-    assert [name for name in asking if f"set_up_{name}()" not in script] == []
+    assert asking == ["openvino", "vllm", "llamacpp", "openvino-int8", "llamacpp-int8"]
+    assert [name for name in asking if f"set_up_{name.replace('-', '_')}()" not in script] == []
     subprocess.run(["bash", "-n", str(page.ROOT / engines.SET_UP)], check=True)
 
 
