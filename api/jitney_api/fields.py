@@ -41,7 +41,7 @@ REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     "spaces_between_special_tokens": (True,),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
-    "add_generation_prompt": (True,),
+    "add_generation_prompt": (True,),  # this, the next and tools: except for chats, where they are served
     "continue_final_message": (False,),
     "chat_template": _ANY,
     "chat_template_kwargs": ({},),

@@ -39,6 +39,6 @@ async def _count(tokenizers: Tokenizers, card: QueueCard, spec: JobSpec) -> int 
 def _num_tokens(tokenizer: Tokenizer, spec: JobSpec) -> int:
     """As the worker's intake encodes it."""
     if spec.messages is not None:
-        return len(tokenizer.encode_chat(spec.messages, spec.tool_use))
+        return len(tokenizer.encode_chat(spec.messages, spec.tool_use, **spec.chat_end))
     assert isinstance(spec.prompt, str)
     return len(tokenizer.encode_prompt(spec.prompt))

@@ -21,7 +21,7 @@ from jitney_api.edge import read_object
 from jitney_api.failures import JOB_ID_HEADER, wire_of
 from jitney_api.fields import refuse_unsupported
 from jitney_api.frames import StreamFormat, UsageTerms, frames_for
-from jitney_api.schemas import JobRequest, WithTools, parse
+from jitney_api.schemas import CHAT_ONLY, JobRequest, parse
 from jitney_api.service import Service, answering, service_of
 from jitney_api.sse import EventStream, StreamTerms
 from jitney_api.translate import detached_job
@@ -37,7 +37,7 @@ async def create_job(request: Request) -> Response:
     """
     service = service_of(request)
     body = await read_object(request, service.settings)
-    refuse_unsupported(body, except_for=WithTools.model_fields)
+    refuse_unsupported(body, except_for=CHAT_ONLY)
     asked = parse(JobRequest, body)
     job = await service.enqueue(caller_of(request), asked, detached_job(asked))
     return JSONResponse(_links(job.id), 202, {JOB_ID_HEADER: job.id, "location": f"/v1/jobs/{job.id}"})

@@ -19,7 +19,7 @@ from jitney_api.edge import read_object
 from jitney_api.failures import refuse_if_failed
 from jitney_api.fields import refuse_unsupported
 from jitney_api.frames import NO_USAGE, StreamFormat, UsageTerms, frames_for
-from jitney_api.schemas import ChatRequest, CompletionRequest, StreamOptions, WithTools, check_stream_options, parse
+from jitney_api.schemas import CHAT_ONLY, ChatRequest, CompletionRequest, StreamOptions, check_stream_options, parse
 from jitney_api.service import service_of
 from jitney_api.sse import EventStream, StreamTerms
 from jitney_api.structure import named_as_asked
@@ -32,7 +32,7 @@ router = APIRouter(tags=["openai"])
 @router.post("/v1/chat/completions", **documented(ChatRequest, streams=True))
 async def chat_completions(request: Request) -> Response:
     """Answer a chat, streamed or whole. The header `x-jitney-job-id` names the job behind it."""
-    asked = parse(ChatRequest, await _supported_body(request, WithTools.model_fields))
+    asked = parse(ChatRequest, await _supported_body(request, CHAT_ONLY))
     check_stream_options(asked)
     with named_as_asked(asked):
         return await _answer(request, asked, chat_job(asked), "chat.completion.chunk", chat_answer)

@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from jitney.cards import QueueCard
 from jitney.errors import InvalidJob
+from jitney.messages import chat_end
 from jitney.text.tokenizer import Tokenizer
 from jitney.tools import ToolUse, read_tools, tool_use
 from jitney_api.documents import documented
@@ -62,7 +63,7 @@ def _encoded(tokenizer: Tokenizer, asked: TokenizeRequest) -> list[int]:
         return tokenizer.encode_chat(
             [message.plain() for message in asked.messages],
             _shown_tools(asked.tools),
-            add_generation_prompt=asked.add_generation_prompt is not False,
+            **chat_end(asked.add_generation_prompt, asked.continue_final_message),
             add_special_tokens=bool(asked.add_special_tokens),
         )
     assert asked.prompt is not None

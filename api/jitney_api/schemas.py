@@ -213,6 +213,17 @@ class WithTools(Open):
     parallel_tool_calls: Bool | None = None
 
 
+class WithChatEnd(Open):
+    """How the prompt of a chat ends: `jitney.messages.JobSpec.chat_end`."""
+
+    add_generation_prompt: Bool | None = None
+    continue_final_message: Bool | None = None
+
+
+CHAT_ONLY: Final = frozenset({*WithTools.model_fields, *WithChatEnd.model_fields})
+"""Fields that endpoints with messages honour, and others refuse by name."""
+
+
 class StreamOptions(Open):
     """include_usage: one more chunk with the usage before `[DONE]`.
 
@@ -308,7 +319,7 @@ class CompletionRequest(Sampled, Queued):
     add_special_tokens: Annotated[Bool | None, AfterValidator(_as_ever)] = None
 
 
-class ChatRequest(Sampled, Queued, WithTools):
+class ChatRequest(Sampled, Queued, WithTools, WithChatEnd):
     """`POST /v1/chat/completions`. `max_completion_tokens` wins over its old name `max_tokens`."""
 
     model: Model
@@ -326,7 +337,7 @@ class ChatRequest(Sampled, Queued, WithTools):
         return super().limit_name if self.max_completion_tokens is None else "max_completion_tokens"
 
 
-class JobRequest(Sampled, Queued, WithTools):
+class JobRequest(Sampled, Queued, WithTools, WithChatEnd):
     """`POST /v1/jobs`: one flat object; exactly one of `prompt` and `messages`. Unknown members are refused.
 
     Without `model` the only queue there is.
@@ -353,7 +364,7 @@ class EmbeddingRequest(Queued):
     truncate_prompt_tokens: Int | None = None
 
 
-class TokenizeRequest(Open):
+class TokenizeRequest(WithChatEnd):
     """`POST /tokenize`: exactly one of `prompt` and `messages`. Without `model` the only queue there is.
 
     add_special_tokens: what the tokenizer adds by itself, a BOS for one; unless given true for a prompt, false for a
@@ -366,7 +377,6 @@ class TokenizeRequest(Open):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     tools: Tools = None
     add_special_tokens: Bool | None = None
-    add_generation_prompt: Bool | None = None
     return_token_strs: Bool | None = None
 
     @model_validator(mode="after")

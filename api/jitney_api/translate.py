@@ -15,6 +15,7 @@ from jitney_api.schemas import (
     JobRequest,
     Queued,
     Sampled,
+    WithChatEnd,
     WithTools,
 )
 from jitney_api.structure import structured
@@ -41,7 +42,8 @@ def chat_job(asked: ChatRequest) -> JobSpec:
     limit = asked.max_tokens if limit is None else limit
     sampling = sampling_of(asked, structured(asked), logprobs=_chat_logprobs(asked), max_tokens=limit)
     messages = tuple(message.plain() for message in asked.messages)
-    return job_of(asked, sampling, messages=messages, on_disconnect=on_disconnect_of(asked), **_tools(asked))
+    further = {"on_disconnect": on_disconnect_of(asked), **_tools(asked), **_chat_end(asked)}
+    return job_of(asked, sampling, messages=messages, **further)
 
 
 def detached_job(asked: JobRequest) -> JobSpec:
@@ -50,7 +52,7 @@ def detached_job(asked: JobRequest) -> JobSpec:
     sampling = sampling_of(
         asked, structure, logprobs=asked.logprobs, max_tokens=asked.max_tokens, pooling=asked.pooling
     )
-    given = _tools(asked)
+    given = {**_tools(asked), **_chat_end(asked)}
     if asked.messages is not None:
         given["messages"] = tuple(message.plain() for message in asked.messages)
     if asked.prompt is not None:
@@ -72,6 +74,10 @@ def _tools(asked: WithTools) -> dict[str, Any]:
     if not asked.tools and asked.tool_choice in (None, "none", "auto"):
         return {}
     return {name: getattr(asked, name) for name in WithTools.model_fields}
+
+
+def _chat_end(asked: WithChatEnd) -> dict[str, Any]:
+    return {name: getattr(asked, name) for name in WithChatEnd.model_fields}
 
 
 def _chat_logprobs(asked: ChatRequest) -> int | None:

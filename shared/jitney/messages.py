@@ -51,7 +51,8 @@ class JobSpec(BaseModel):
     for is kept as long as what was answered, not only until the job's end. `response`: of a job that
     `/v1/responses` has made, what OpenAI's object says and the other fields do not. Unknown fields are kept and
     passed on, so that an older process never loses what a newer one wrote. `tools`: functions that a chat's answer may
-    call, a list in OpenAI's shape, kept as its text.
+    call, a list in OpenAI's shape, kept as its text. `add_generation_prompt`, `continue_final_message`: how a chat's
+    prompt ends, `chat_end`.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
@@ -61,6 +62,8 @@ class JobSpec(BaseModel):
     tools: Annotated[str | None, BeforeValidator(read_tools)] = None
     tool_choice: Annotated[str | dict[str, Any] | None, BeforeValidator(read_tool_choice)] = None
     parallel_tool_calls: Annotated[bool | None, Strict()] = None
+    add_generation_prompt: Annotated[bool | None, Strict()] = None
+    continue_final_message: Annotated[bool | None, Strict()] = None
     sampling: SamplingParams = SamplingParams()
     band: Band = "interactive"
     tenant: str = "-"
@@ -104,7 +107,19 @@ class JobSpec(BaseModel):
                 where = f"messages.{number}.role"
                 raise InvalidJob(f"{where} is missing or not a string", param=where)
         self._check_tools()
+        self._check_chat_end()
         return self
+
+    def _check_chat_end(self) -> None:
+        for name in ("add_generation_prompt", "continue_final_message"):
+            if getattr(self, name) is not None and self.messages is None:
+                raise InvalidJob(f"{name} needs messages: a prompt is taken as it is", param=name)
+        assert self.chat_end  # or it raises
+
+    @property
+    def chat_end(self) -> dict[str, bool]:
+        """How the template ends the prompt of a chat."""
+        return chat_end(self.add_generation_prompt, self.continue_final_message)
 
     def _check_tools(self) -> None:
         use = self.tool_use
@@ -171,6 +186,22 @@ class JobSpec(BaseModel):
         size = len(self.prompt.encode()) if self.prompt else len(orjson.dumps(self.messages))
         size += len((self.tools or "").encode())
         return max(1, math.ceil(size / bytes_per_token))
+
+
+def chat_end(add_generation_prompt: bool | None, continue_final_message: bool | None) -> dict[str, bool]:
+    """How a template ends a prompt: with the beginning of an answer, unless it goes on with the last message.
+
+    None: not given. Names are those of transformers' `apply_chat_template`. Raises InvalidJob for both at once.
+    """
+    if continue_final_message and add_generation_prompt:
+        raise InvalidJob(
+            "continue_final_message and add_generation_prompt are both true: an answer either goes on with the last "
+            "message, or is one of its own",
+            param="continue_final_message",
+        )
+    goes_on = bool(continue_final_message)
+    begins = not goes_on if add_generation_prompt is None else add_generation_prompt
+    return {"add_generation_prompt": begins, "continue_final_message": goes_on}
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,21 @@ async def num_tokens(api: Api, **fields: Any) -> int:
     return int((await answer.json())["count"])
 
 
+async def test_an_answer_goes_on_with_the_last_message_where_that_is_asked_for(
+    stack: Api, openai: AsyncOpenAI, tokenizer: Tokenizer
+) -> None:
+    begun = [*CHAT, {"role": "assistant", "content": "The sea"}]
+    for options in ({"continue_final_message": True}, {"add_generation_prompt": False}, {}):
+        answer = await openai.chat.completions.create(
+            model=stack.model, messages=begun, max_tokens=4, extra_body=options
+        )
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == await num_tokens(stack, messages=begun, **options), options
+    assert await num_tokens(stack, messages=begun, continue_final_message=True) < await num_tokens(
+        stack, messages=begun, add_generation_prompt=False
+    )
+
+
 async def test_a_chat_whole_streamed_and_through_the_helper_is_the_same(stack: Api, openai: AsyncOpenAI) -> None:
     options: dict[str, Any] = {"model": stack.model, "messages": CHAT, "max_completion_tokens": 24, "seed": 7}
     whole = await openai.chat.completions.create(**options)

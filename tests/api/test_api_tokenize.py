@@ -15,6 +15,8 @@ from jitney.connection import Redis
 from jitney.tools import ToolUse
 from jitney_worker.text.tokenizer import Tokenizer
 
+BOTH_ENDS = {"continue_final_message": True, "add_generation_prompt": True}
+
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Tokenizer:
@@ -55,6 +57,8 @@ async def test_a_chat_is_given_in_the_models_template(served: Api, tokenizer: To
     assert (await tokens_of(served, messages=[USER]))["tokens"] == tokenizer.encode_chat([USER])
     bare = tokenizer.encode_chat([USER], add_generation_prompt=False)
     assert (await tokens_of(served, messages=[USER], add_generation_prompt=False))["tokens"] == bare
+    goes_on = tokenizer.encode_chat([USER], add_generation_prompt=False, continue_final_message=True)
+    assert (await tokens_of(served, messages=[USER], continue_final_message=True))["tokens"] == goes_on != bare
     with_bos = tokenizer.encode_chat([USER], add_special_tokens=True)
     assert (await tokens_of(served, messages=[USER], add_special_tokens=True))["tokens"] == with_bos
     parts = [{**USER, "content": [{"type": "text", "text": USER["content"]}]}]
@@ -83,7 +87,7 @@ async def test_what_was_tokenized_is_detokenized(served: Api, text: str) -> None
         ("/tokenize", {"prompt": "x", "add_special_tokens": 1}, "add_special_tokens"),
         ("/tokenize", {"prompt": "x", "return_token_strs": "yes"}, "return_token_strs"),
         ("/tokenize", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
-        ("/tokenize", {"messages": [USER], "continue_final_message": True}, "continue_final_message"),
+        ("/tokenize", {"messages": [USER], **BOTH_ENDS}, "continue_final_message"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": "x"}, "tokens"),
         ("/detokenize", {"tokens": [True]}, "tokens.0"),

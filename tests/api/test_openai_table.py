@@ -105,6 +105,8 @@ EXAMPLES: dict[str, Any] = {
     "bad_words": ["rude"],
     "priority": 1,
     "cache_salt": "s",
+    "add_generation_prompt": False,
+    "continue_final_message": True,
     "response_format": {"type": "json_object"},
     "structured_outputs": {"choice": ["yes", "no"]},
     "tools": [{"type": "function", "function": {"name": "clock"}}],

@@ -33,6 +33,8 @@ from jitney.keys import new_job_id, queue_of
 from jitney.messages import Event, JobSpec
 from jitney.queue import Limits
 
+BOTH_ENDS = {"continue_final_message": True, "add_generation_prompt": True}
+
 
 @pytest.fixture
 async def client(either_url: str, queue_name: str, write_queue_card: WriteCard) -> AsyncIterator[AsyncClient]:
@@ -218,6 +220,9 @@ async def test_half_a_surrogate_pair_is_a_key_by_redis_and_no_json(
         ({"messages": []}, "messages", "messages is empty"),
         ({"messages": [{"content": "x"}]}, "messages.0.role", "missing or not a string"),
         ({"messages": [{"role": "user", "content": "x"}], "echo": True}, "echo", "echo needs prompt"),
+        ({"prompt": "x", "continue_final_message": True}, "continue_final_message", "needs messages"),
+        ({"prompt": "x", "add_generation_prompt": False}, "add_generation_prompt", "needs messages"),
+        ({"messages": [{"role": "user", "content": "x"}], **BOTH_ENDS}, "continue_final_message", "are both true"),
         ({"prompt": "x", "temperature": float("nan")}, "temperature", "nan"),
         ({"prompt": "x", "temperature": 101}, "temperature", "less than or equal to 100"),
         ({"prompt": "x", "top_p": 0}, "top_p", "greater than 0"),

@@ -69,6 +69,8 @@ THOUGHTS = """\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{% endif %}
 """
 JOINED = "{% for message in messages %}<|{{ message.name }}|>{{ message.content }}{% endfor %}"
+TRIMS = "{% for message in messages %}[{{ message.role }}] {{ message.content | trim }}\n{% endfor %}"
+
 BARE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
@@ -143,6 +145,31 @@ def test_the_demo_models_ids_are_those_of_transformers(build: Build, load: Load)
         assert ours == reference.apply_chat_template(messages, add_generation_prompt=prompt, return_dict=False)
 
     law()
+
+
+@pytest.mark.parametrize("content", ["The sky is", "The sky is ", "", " x ", "0" * 40, "a<|im_end|>b"])
+@pytest.mark.parametrize("template", [small.CHATML, BRACKETS, TRIMS], ids=["chatml", "brackets", "trims"])
+def test_a_last_message_that_is_gone_on_with_ends_the_prompt_as_in_transformers(
+    tmp_path: Path, template: str, content: str
+) -> None:
+    """`content` with a control token in it is another prompt on purpose: there it is ordinary text."""
+    directory = small.byte_bpe(tmp_path, template=template)
+    messages = [*CONVERSATIONS["one"], {"role": "assistant", "content": content}]
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    ours = Tokenizer.load(directory).encode_chat(messages, **options)
+    if "<|" not in content:
+        assert ours == theirs(directory, messages, **options)
+    else:
+        closed = Tokenizer.load(directory).encode_chat(messages, add_generation_prompt=False)
+        assert closed[: len(ours)] == ours
+
+
+def test_a_template_that_leaves_the_last_message_out_cannot_go_on_with_it(tmp_path: Path) -> None:
+    directory = small.byte_bpe(tmp_path, template="{{ messages[0]['content'] }}")
+    messages = [*CONVERSATIONS["one"], {"role": "assistant", "content": "yes"}]
+    with pytest.raises(InvalidJob, match="cannot be continued") as refused:
+        Tokenizer.load(directory).encode_chat(messages, add_generation_prompt=False, continue_final_message=True)
+    assert refused.value.param == "continue_final_message"
 
 
 def test_the_clock_of_a_template_is_local_time(tmp_path: Path) -> None:

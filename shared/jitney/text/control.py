@@ -107,6 +107,11 @@ class Masks:
         self._nonce = f"{secrets.randbelow(10**30):030d}"
         self._hidden: dict[str, str] = {}
 
+    @property
+    def mark(self) -> str:
+        """A row of digits that stands for nothing: to find a place again in what a template wrote."""
+        return f"{self._nonce}{999_999:06d}"
+
     def hide(self, text: str, tokens: TokenSet) -> str:
         """`text` without any of the tokens, nor any part of one that its neighbours could complete."""
         if not text:

@@ -64,13 +64,19 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> str:
-        """The prompt. Raises InvalidJob: for a message that is not one, or that the template refuses or would lose."""
+        """The prompt. Raises InvalidJob: for a message that is not one, or that the template refuses or would lose.
+
+        continue_final_message: it ends where the last message's content does, as if nobody had finished it yet.
+        """
         masks = Masks()
         read = read_messages(messages)
         self._check_shown(read, tools)
         shown = masked(read, self._control, masks)
         shown_tools = None if tools is None else masked_tools(tools, self._control, masks)
+        if continue_final_message:
+            shown[-1]["content"] += masks.mark + " "
         try:
             text = self._run(shown, shown_tools, add_generation_prompt)
         except _FAULTS as error:
@@ -80,6 +86,8 @@ class ChatTemplate:
                 param="messages",
                 code="template_error",
             ) from None
+        if continue_final_message:
+            text = _up_to(masks.mark, text)
         # In this order: what is revealed is never renamed.
         return masks.reveal(self._control.rename(text))
 
@@ -114,6 +122,18 @@ class ChatTemplate:
             if time.monotonic() > deadline:
                 raise ValueError(f"it took longer than {MAX_RENDER_S:.0f} s")
         return "".join(pieces)
+
+
+def _up_to(mark: str, text: str) -> str:
+    """What stands before the mark, as transformers cuts it: a template that trims contents would trim this one, too."""
+    before, found, after = text.rpartition(mark)
+    if not found:
+        raise InvalidJob(
+            "the model's chat template leaves out what the last message says: it cannot be continued",
+            param="continue_final_message",
+            code="template_error",
+        )
+    return before if after.startswith(" ") else before.rstrip()
 
 
 def literals(source: str) -> str:

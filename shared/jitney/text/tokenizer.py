@@ -89,14 +89,14 @@ class Tokenizer:
         tool_use: ToolUse | None = None,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         add_special_tokens: bool = False,
     ) -> list[int]:
         """Ids of a conversation in the model's chat template.
 
         Control tokens come from the template alone; in a user's strings, those of tools among them, they are ordinary
-        text. Without
-        any there, the ids are those of transformers' `apply_chat_template`. add_special_tokens: what the tokenizer
-        adds by itself, besides what the template wrote. Raises InvalidJob.
+        text. Without any there, the ids are those of transformers' `apply_chat_template`, by the same names.
+        add_special_tokens: what the tokenizer adds by itself, besides what the template wrote. Raises InvalidJob.
         """
         template = self._template if tool_use is None else self._tool_template
         if template is None:
@@ -106,7 +106,12 @@ class Tokenizer:
                 code="no_chat_template",
             )
         tools = None if tool_use is None else tool_use.tools
-        text = template.render(messages, tools, add_generation_prompt=add_generation_prompt)
+        text = template.render(
+            messages,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
         if tool_use is not None:
             self.call_format(tool_use)
         return _not_empty(self._encode(text, add_special_tokens=add_special_tokens), "messages")

@@ -158,7 +158,7 @@ class Intake:
 
     def _tokenize(self, spec: JobSpec) -> list[int]:
         if spec.messages is not None:
-            return self._tokenizer.encode_chat(spec.messages, spec.tool_use)
+            return self._tokenizer.encode_chat(spec.messages, spec.tool_use, **spec.chat_end)
         assert isinstance(spec.prompt, str)
         return self._tokenizer.encode_prompt(spec.prompt)
 
