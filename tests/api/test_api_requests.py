@@ -13,7 +13,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 from jitney.errors import InvalidJob
 from jitney.keys import Keys
 from jitney_api.fields import IGNORED, REFUSED, refuse_unsupported
-from jitney_api.schemas import ChatRequest, CompletionRequest, JobRequest, WithTools
+from jitney_api.schemas import CHAT_ONLY, ChatRequest, CompletionRequest, JobRequest
 
 USER: dict[str, Any] = {"role": "user", "content": "hello"}
 CALL: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
@@ -61,7 +61,7 @@ def test_every_documented_field_is_honoured_ignored_or_refused_by_name(params, s
 def test_no_field_is_in_two_classes():
     for schema in (ChatRequest, CompletionRequest, JobRequest):
         honoured = set(schema.model_fields)
-        of_others = set() if schema is CompletionRequest else set(WithTools.model_fields)
+        of_others = set() if schema is CompletionRequest else CHAT_ONLY
         assert honoured & (IGNORED | REFUSED.keys()) == of_others
     assert IGNORED & REFUSED.keys() == set()
 
