@@ -8,6 +8,7 @@ from typing import Final
 from starlette.requests import Request
 
 from jitney.apikeys import SCOPES, Scope
+from jitney.errors import ScopeMissing
 from jitney.records import JobStatus
 
 CALLER: Final = "jitney.caller"
@@ -25,6 +26,11 @@ class Caller:
     def may_see(self, job: JobStatus) -> bool:
         """Its own tenant's jobs; all of them where nobody is asked for a key."""
         return not self.key or job.tenant == self.tenant
+
+    def check_scope(self, needed: Scope) -> None:
+        """For what a route does besides its own purpose. Raises ScopeMissing."""
+        if needed not in self.scopes:
+            raise ScopeMissing(needed, held=list(self.scopes))
 
 
 ANYBODY: Final = Caller()

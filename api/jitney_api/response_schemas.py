@@ -83,7 +83,7 @@ class TextFormat(Open):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: Bool | None = None
-    description: str | None = None
+    description: Annotated[str | None, Field(max_length=1_024)] = None
 
     @model_validator(mode="after")
     def _has_what_its_type_needs(self) -> TextFormat:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jitney.cards import QueueCard
-from jitney.errors import InvalidJob
+from jitney.errors import InvalidJob, PromptTooLong
 from jitney_api.callers import caller_of
 from jitney_api.documents import documented
 from jitney_api.edge import read_object
@@ -55,5 +55,8 @@ def _named_as_asked() -> Iterator[None]:
         yield
     except InvalidJob as error:
         if error.param != "prompt":
+            raise
+        if isinstance(error, PromptTooLong):  # its numbers are told, too
+            error.param = "input"
             raise
         raise InvalidJob(str(error), param="input", code=error.code) from None

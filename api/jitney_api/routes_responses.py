@@ -93,6 +93,8 @@ async def cancel_response(request: Request, response_id: str) -> dict[str, Any]:
     """End a response now, in the background or not. May be repeated; one that has ended stays as it is."""
     service, caller = service_of(request), caller_of(request)
     stored = await find_response(service, caller, response_id)
+    if stored.status.seq:
+        caller.check_scope("read")  # what it has said so far is in the answer
     await service.client.job(stored.status.id).cancel()
     return await (await find_response(service, caller, response_id)).object(service)
 

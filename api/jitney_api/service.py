@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from jitney import AsyncClient, AsyncJob
 from jitney.cards import QueueCard, list_aliases, list_cards
-from jitney.errors import InvalidJob, JitneyError, JobNotFound, QueueUnavailable
+from jitney.errors import InvalidJob, JitneyError, JobNotFound, NotDurable, QueueUnavailable
 from jitney.follower import parse as parse_event
 from jitney.keys import JobId, Keys, queue_of
 from jitney.logs import logger
@@ -99,7 +99,8 @@ class Service:
                 )
             except JitneyError as error:
                 refusals.append(error)
-                return None
+                # That one is written, and would run for nobody.
+                return self.client.job(error.job_id) if isinstance(error, NotDurable) else None
 
         jobs = [job for job in await together(write, checked) if job is not None]
         if refusals:

@@ -82,10 +82,12 @@ async def find_response(service: Service, caller: Caller, response_id: str) -> S
 async def past_of(service: Service, caller: Caller, response_id: str | None) -> Messages:
     """The conversation up to and with an earlier response; empty without one.
 
-    Raises InvalidJob, which names `previous_response_id`, for what cannot be gone on with; QueueUnavailable.
+    Raises InvalidJob, which names `previous_response_id`, for what cannot be gone on with; ScopeMissing,
+    QueueUnavailable.
     """
     if response_id is None:
         return ()
+    caller.check_scope("read")  # the answer could simply be asked for
     try:
         stored = await find_response(service, caller, response_id)
     except JobNotFound as error:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from jitney.errors import InvalidJob
+from jitney.errors import InvalidJob, PromptTooLong
 from jitney.sampling import explain
 from jitney.structured import StructuredOutputs
 from jitney_api.schemas import ChatRequest, CompletionRequest, ResponseFormat
@@ -55,5 +55,8 @@ def named(theirs: Mapping[str, str]) -> Iterator[None]:
     except InvalidJob as error:
         name = theirs.get(error.param or "")
         if name is None:
+            raise
+        if isinstance(error, PromptTooLong):  # its numbers are told, too
+            error.param = name
             raise
         raise InvalidJob(str(error).replace(error.param or "", name, 1), param=name, code=error.code) from None

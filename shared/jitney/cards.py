@@ -57,6 +57,8 @@ async def write_card(redis: Redis, queue: str, card: QueueCard) -> QueueCard:
                 stored = await pipeline.hget(QUEUES, queue)
                 current = QueueCard.decode(_bytes(stored)) if stored is not None else None
                 merged = card if current is None else _merge(queue, current, card)
+                if merged == current:
+                    return merged  # a full Redis takes no card, and needs workers more than ever
                 pipeline.multi()  # type: ignore[no-untyped-call]
                 pipeline.hset(QUEUES, queue, merged.encode())
                 await pipeline.execute()

@@ -62,7 +62,7 @@ class PromptTooLong(InvalidJob):
     told = ("num_tokens", "max_tokens")
 
     def __init__(self, num_tokens: int, max_tokens: int, *, what: str, param: str = "prompt") -> None:
-        is_limit = param in ("max_tokens", "max_completion_tokens")
+        is_limit = param in ("max_tokens", "max_completion_tokens", "max_output_tokens")
         cure = f"shorten the prompt or lower {param}" if is_limit else "shorten it"
         super().__init__(
             f"{what} is {num_tokens} tokens, but at most {max_tokens} fit: {cure}",

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from jitney import grammar_trial
 from jitney.errors import InvalidJob
 from jitney.structured import StructuredOutputs
 
@@ -26,6 +32,9 @@ COMPILE_TIMEOUT_S: Final = 10.0
 STACK_BYTES: Final = 256 << 20
 """Of address space; memory is taken as far as it is used. The deepest structures of 64 KiB use some 40 MiB."""
 
+TRIAL_MEMORY_BYTES: Final = 1 << 30
+"""Of address space, its stack included."""
+
 MAX_REASON_CHARS: Final = 300
 
 _NO_FORCING: Final = '%llguidance {"no_forcing":true}'
@@ -35,6 +44,7 @@ tokenizer, which for some vocabularies puts a space before every text."""
 COMPACT: Final = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 
 _starting = threading.Lock()
+_looking = ThreadPoolExecutor(2, "jitney-structures")
 Made = TypeVar("Made")
 
 
@@ -61,16 +71,25 @@ def _lark_of(asked: StructuredOutputs) -> str:
     return f"start: %json {json.dumps({**schema, 'x-guidance': COMPACT})}"
 
 
+PARSER_LIMITS: Final[dict[str, Any]] = {
+    "max_items_in_row": 1_000,
+    "step_max_items": 4_000,
+    "max_lexer_states": 50_000,
+    "verbose_errors": False,
+}
+"""What one structure may cost.
+
+The whole batch waits for a step of the most ambiguous grammar: some 50 ms with these, half a second by default. An
+object may have some 250 properties that are not required. A lexer's state takes one or two kilobytes.
+"""
+
+
 @lru_cache(maxsize=1)
 def parser_limits() -> LLParserLimits:
-    """What one structure may cost.
-
-    The whole batch waits for a step of the most ambiguous grammar: some 50 ms with these, half a second by default. An
-    object may have some 250 properties that are not required. A lexer's state takes one or two kilobytes.
-    """
+    """`PARSER_LIMITS`, as the library takes them."""
     from llguidance import LLParserLimits
 
-    return LLParserLimits(max_items_in_row=1_000, step_max_items=4_000, max_lexer_states=50_000, verbose_errors=False)
+    return LLParserLimits(**PARSER_LIMITS)
 
 
 def refuse(asked: StructuredOutputs, complaint: str) -> InvalidJob:
@@ -120,22 +139,44 @@ def on_deep_stack(compiles: Callable[[], Made], asked: StructuredOutputs) -> Mad
 
 @lru_cache(maxsize=256)
 def _complaint(asked: StructuredOutputs) -> str:
-    from llguidance import LLMatcher
-
-    def compiles() -> str:
-        grammar = LLMatcher.grammar_from_lark(lark_of(asked))
-        return LLMatcher.validate_grammar(grammar, limits=parser_limits())
-
-    return on_deep_stack(compiles, asked)
+    """In the library's words, or ours; empty if there is none. Kept, so that who asks again costs nothing."""
+    trial = {
+        "lark": lark_of(asked),
+        "limits": PARSER_LIMITS,
+        "stack_bytes": STACK_BYTES,
+        "memory_bytes": TRIAL_MEMORY_BYTES,
+        "cpu_s": math.ceil(COMPILE_TIMEOUT_S),
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", str(Path(grammar_trial.__file__))],
+            input=json.dumps(trial).encode(),
+            capture_output=True,
+            timeout=COMPILE_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"it takes longer than {COMPILE_TIMEOUT_S:g} s to compile: make it smaller"
+    if done.returncode != 0:
+        return "it takes too much memory or time to compile: make it smaller"
+    return done.stdout.decode("utf-8", "replace")
 
 
 def check(asked: StructuredOutputs) -> None:
-    """Raise InvalidJob for what cannot be followed by any tokenizer; nothing where the library is not installed."""
+    """Raise InvalidJob for what cannot be followed by any tokenizer; nothing where the library is not installed.
+
+    Looked at in a process of its own, so that a structure that would take all memory takes nobody along.
+    """
     if is_available() and (complaint := _complaint(asked)):
         raise refuse(asked, complaint)
+
+
+async def off_loop(call: Callable[..., Made], *args: object) -> Made:
+    """`call` on one of two threads that are there for structures alone: others' work must not wait behind them."""
+    return await asyncio.get_running_loop().run_in_executor(_looking, call, *args)
 
 
 async def check_early(asked: StructuredOutputs | None) -> None:
     """`check`, off the event loop."""
     if asked is not None:
-        await asyncio.to_thread(check, asked)
+        await off_loop(check, asked)

@@ -76,7 +76,9 @@ class JobSpec(BaseModel):
     on_disconnect: Literal["cancel", "continue"] = "continue"
     result_ttl_s: int | None = Field(None, ge=1, le=30 * 86_400)
     cache_salt: str = Field("", max_length=256)
-    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = Field(
+        default_factory=dict, max_length=16
+    )
     traceparent: str | None = Field(None, max_length=64)
     keep_body: bool = False
     response: dict[str, Any] | None = None
@@ -129,6 +131,8 @@ class JobSpec(BaseModel):
             raise InvalidJob("tools needs messages: a prompt is taken as it is", param="tools")
         if self.sampling.structured_outputs is not None:
             raise InvalidJob("tools and a structure for the answer are both given: send one", param="tools")
+        if self.sampling.pooling is not None:
+            raise InvalidJob("tools and pooling are both given: an embedding calls nothing", param="tools")
         if use.is_forced and self.sampling.ignore_eos:
             raise InvalidJob("ignore_eos=true forbids that an answer ends with its calls: leave it out", param="tools")
 

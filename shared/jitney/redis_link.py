@@ -15,7 +15,7 @@ from jitney.durability import Durability, Proof, find_proof
 from jitney.errors import JobNotFound, NotDurable, QueueUnavailable
 from jitney.follower import Follower
 from jitney.forced_calls import check_forced
-from jitney.grammar import check_early
+from jitney.grammar import check_early, off_loop
 from jitney.keys import JobId, new_job_id, queue_of
 from jitney.messages import JobSpec
 from jitney.queue import Enqueued, Entry, JobStatus, Limits, Queue
@@ -49,7 +49,7 @@ class RedisLink:
         check_against(card, spec)
         await check_early(spec.sampling.structured_outputs)
         if spec.tools is not None:
-            await asyncio.to_thread(check_forced, spec.tool_use)
+            await off_loop(check_forced, spec.tool_use)
         entry = entry_for(
             spec,
             job_id=new_job_id(name),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from importlib.metadata import version
@@ -98,6 +99,58 @@ async def test_half_a_request_that_follows_a_whole_one_does_not_end_the_answer_t
     await until(has_begun, True)
     await job.finish("done")
     assert b"[DONE]" in await answer.body()
+
+
+async def test_trailers_are_bounded_as_a_head_is(api):
+    """No key is needed to send them, and no body has a length that they count for."""
+    _, writer = await asyncio.open_connection("127.0.0.1", api.port)
+    writer.write(b"GET /livez HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
+    async with asyncio.timeout(PATIENCE_S):
+        with contextlib.suppress(ConnectionError):
+            while not writer.is_closing():
+                writer.write(b"a: %b\r\n" % (b"b" * 1_000))
+                await writer.drain()
+    writer.close()
+
+
+async def test_a_trailer_is_no_header(api, worker, write_queue_card):
+    await write_queue_card()
+    body = json.dumps({"model": api.model, "prompt": "x"}).encode()
+    sent = (
+        b"POST /v1/jobs HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\nx-request-id: trailed\r\n\r\n" % (len(body), body)
+    )
+    status, _, headers = await answer_to(api.port, sent)
+    assert status == 202
+    assert headers["x-request-id"].startswith("req_")
+
+
+async def test_a_body_behind_an_upgrade_is_no_request(api):
+    """The parser ends such a request with its head; a proxy may send the next one of somebody else behind it."""
+    smuggled = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
+    head = b"POST /v1/jobs HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: %d\r\n\r\n"
+    status, wire, headers = await answer_to(api.port, head % len(smuggled), smuggled)
+    assert status == 400
+    check_shape(wire, headers, "invalid_http")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"POST /v1/jobs HTTP/1.1\r\nhost: x\r\ncontent-type: text/plain\r\ncontent-length: 100\r\n\r\n",
+    ],
+    ids=["between requests", "a body that nobody waits for"],
+)
+async def test_one_byte_more_does_not_keep_a_connection_for_ever(start_api, sent):
+    api = await start_api()
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+    writer.write(sent)
+    await read_head(reader, writer)
+    api.server.config.http_protocol_class.header_timeout_s = 0.1
+    writer.write(b"\r\n")
+    await asyncio.wait_for(reader.read(), PATIENCE_S)  # to its end
+    writer.close()
 
 
 async def test_a_head_without_end_is_refused_when_it_is_too_large(api):

@@ -296,6 +296,25 @@ async def test_another_tenants_response_is_like_one_that_never_was(guarded, make
     assert (await mine.json())["status"] == {"waiting": "queued", "finished": "completed"}[state]
 
 
+async def test_a_key_that_may_not_read_is_told_no_answer_by_a_detour(guarded, make, worker):
+    """A response can be cancelled, and gone on with: both show what was said."""
+    body = {"model": guarded.model, "input": "hello"}
+    reads, writes = await make("acme", "generate", "read"), await make("acme", "generate")
+    asking = asyncio.ensure_future(guarded.post("/v1/responses", body, authorization=bearer(writes)))
+    job = await worker.claim()
+    await job.finish("a secret")
+    created = await (await asking).json()
+    for answer in (
+        await guarded.post(f"/v1/responses/{created['id']}/cancel", {}, authorization=bearer(writes)),
+        await guarded.post(
+            "/v1/responses", {**body, "previous_response_id": created["id"]}, authorization=bearer(writes)
+        ),
+    ):
+        await refused(answer, 403, "insufficient_scope")
+    cancelled = await guarded.post(f"/v1/responses/{created['id']}/cancel", {}, authorization=bearer(reads))
+    assert (await cancelled.json())["status"] == "completed"
+
+
 async def test_two_keys_of_one_tenant_share_its_jobs(guarded, make, worker):
     starts, reads = await make("acme", "generate"), await make("acme", "read")
     body = {"model": guarded.model, **BODY}

@@ -233,6 +233,8 @@ async def test_after_a_thousand_jobs_of_every_ending_nothing_is_left_of_any(
             await let_time_pass(redis, keys)
             await Queue(redis, queue_name).janitor(fingerprint="hash.1")
             found = [key async for key in redis.scan_iter(f"{keys.prefix}:*", count=1_000)]
+            # Where the janitor stands in the key space, which it shares with all other tests' queues.
+            found = [key for key in found if key != keys.sweep.encode()]
             names.append({key for key in found if not key.startswith(keys.bell.encode())})
             sizes.append(
                 {key.decode(): await redis.memory_usage(key, samples=0) for key in found if b":usage" not in key}

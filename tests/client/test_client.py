@@ -33,6 +33,7 @@ from jitney.keys import new_job_id, queue_of
 from jitney.messages import Event, JobSpec
 from jitney.queue import Limits
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 BOTH_ENDS = {"continue_final_message": True, "add_generation_prompt": True}
 
 
@@ -220,6 +221,8 @@ async def test_half_a_surrogate_pair_is_a_key_by_redis_and_no_json(
         ({"messages": []}, "messages", "messages is empty"),
         ({"messages": [{"content": "x"}]}, "messages.0.role", "missing or not a string"),
         ({"messages": [{"role": "user", "content": "x"}], "echo": True}, "echo", "echo needs prompt"),
+        ({"prompt": "x", "metadata": {"a": "b" * 513}}, "metadata.a", "at most 512 characters"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [TOOL], "pooling": "mean"}, "tools", "pooling"),
         ({"prompt": "x", "continue_final_message": True}, "continue_final_message", "needs messages"),
         ({"prompt": "x", "add_generation_prompt": False}, "add_generation_prompt", "needs messages"),
         ({"messages": [{"role": "user", "content": "x"}], **BOTH_ENDS}, "continue_final_message", "are both true"),

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from jitney import AsyncClient, InvalidJob
-from jitney.grammar import on_deep_stack
+from jitney.grammar import check, on_deep_stack
 from jitney.messages import JobSpec
 from jitney.structured import MAX_SCHEMA_DEPTH, MAX_STRUCTURE_BYTES, MAX_STRUCTURE_CHOICES, StructuredOutputs
 from jitney.submission import digest_of, spec_from
@@ -159,6 +159,15 @@ def test_a_structure_that_nests_thousands_of_rules_does_not_end_the_process() ->
     """The library recurses from rule to rule: on a usual stack this is a segmentation fault."""
     ended = subprocess.run([sys.executable, "-c", HOSTILE], capture_output=True, text=True, timeout=100, check=False)
     assert (ended.returncode, ended.stdout) == (0, "alive\n"), ended.stderr
+
+
+def test_patterns_that_multiply_beyond_all_memory_take_nobody_along() -> None:
+    """None of the library's limits stops it, and a thread that was given up would go on."""
+    schema = {"type": "string", "allOf": [{"pattern": f"x{number}"} for number in range(24)]}
+    with pytest.raises(InvalidJob, match=r"too much memory|longer than") as refused:
+        check(StructuredOutputs.model_validate({"json": schema}))
+    assert refused.value.code == "unsupported_structure"
+    assert [thread for thread in threading.enumerate() if thread.name == "jitney-grammar"] == []
 
 
 def test_compiling_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

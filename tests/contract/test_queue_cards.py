@@ -36,6 +36,16 @@ async def test_a_later_worker_refreshes_the_card_but_not_the_length(redis: Redis
     assert await read_card(redis, queue_name) == (queue_name, now)
 
 
+async def test_a_worker_that_changes_nothing_registers_at_a_full_redis(redis: Redis, queue_name: str) -> None:
+    """It is what makes room."""
+    await write_card(redis, queue_name, CARD)
+    await redis.config_set("maxmemory", 1)
+    try:
+        assert await write_card(redis, queue_name, CARD.model_copy(update={"created": 99.0})) == CARD
+    finally:
+        await redis.config_set("maxmemory", 0)
+
+
 @pytest.mark.parametrize(("field", "value"), [("tokenizer_digest", "d2"), ("vocab_size", 1_001)])
 async def test_another_tokenizer_is_refused_and_both_are_named(
     redis: Redis, queue_name: str, field: str, value: object

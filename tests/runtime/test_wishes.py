@@ -14,6 +14,7 @@ from jitney_worker.runtime.wishes import (
     check_sampling,
     echoed,
     sequence_params,
+    text_options,
     truncated,
 )
 from jitney_worker.text.tokenizer import Tokenizer
@@ -21,6 +22,13 @@ from jitney_worker.text.tokenizer import Tokenizer
 
 def params_of(sampling: SamplingParams) -> SequenceParams:
     return sequence_params(sampling, max_tokens=10, eos_token_ids=frozenset({1, 2}), bad_words=())
+
+
+def test_what_goes_on_with_a_message_is_no_text_of_its_own() -> None:
+    """Its first word keeps its space."""
+    messages = [{"role": "assistant", "content": "The sea"}]
+    for fields, follows in (({}, ()), ({"continue_final_message": True}, (3, 4))):
+        assert text_options(JobSpec.build({"messages": messages, **fields}), (3, 4)).follows == follows
 
 
 def test_options_that_change_nothing_leave_the_sampler_nothing_to_do() -> None:

@@ -83,7 +83,7 @@ async def test_a_structure_is_compiled_neither_on_the_event_loop_nor_on_the_engi
         for _ in range(2):
             check((await client.generate(PROMPT, **STRUCTURED)).text)
     assert len(threads) == 1
-    assert threads[0].startswith("jitney-tokenizer")
+    assert threads[0].startswith("jitney-structures")
 
 
 async def unchecked(redis: Redis, queue_name: str, structure: dict[str, Any]) -> str:

@@ -44,7 +44,7 @@ def build_crew(settings: WorkerSettings) -> Crew:
         quantization=settings.quantization,
         batch_invariant=settings.batch_invariant,
     )
-    return crew_of(
+    crew = crew_of(
         runner,
         _engine_settings(settings, runner),
         tokenizer,
@@ -70,6 +70,8 @@ def build_crew(settings: WorkerSettings) -> Crew:
         quantization=settings.quantization,
         batch_invariant=runner.is_batch_invariant,
     )
+    crew.structures.warm()
+    return crew
 
 
 async def register_without_weights(redis: Redis, settings: WorkerSettings) -> None:

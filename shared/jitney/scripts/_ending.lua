@@ -29,7 +29,9 @@ local function bury(job, reason, event)
   for _ = 1, 4 do
     if redis.call('XLEN', dead) <= DEAD_ENTRIES then return end
     local oldest = redis.call('XRANGE', dead, '-', '+', 'COUNT', 1)[1]
-    if oldest[2][1] == 'j' then redis.call('DEL', P .. ':body:' .. oldest[2][2]) end
+    local old = oldest[2][1] == 'j' and oldest[2][2]
+    -- A body that is kept for its own sake has its time to live.
+    if old and redis.pcall('HGET', P .. ':job:' .. old, 'keepb') ~= '1' then redis.call('DEL', P .. ':body:' .. old) end
     redis.call('XDEL', dead, oldest[1])
   end
 end

@@ -92,7 +92,7 @@ class Board:
             return 0  # whatever came would only wait here until its lease is over, and lose an attempt by it
         if self._settings.engine.policy == "static":
             return self._max_num_seqs if len(self) == 0 else 0
-        if any(job.is_suspect for job in self._aboard):
+        if self._boarding.has_suspect or any(job.is_suspect for job in self._aboard):
             return 0  # it may end this worker: nobody should be on board then who has not said anything yet
         capacity = self.reports.capacity
         if capacity.num_waiting and capacity.free_seats > 0:

@@ -44,15 +44,20 @@ class Boarding:
         self._admit = admit
         self._leave = leave
         self._settled = settled
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], Delivery] = {}
         self._log = logger(part="boarding")
 
     def __len__(self) -> int:
         return len(self._tasks)
 
+    @property
+    def has_suspect(self) -> bool:
+        """True while one that may have ended its last claimer is read in: that alone may be what did it."""
+        return any(delivery.strikes for delivery in self._tasks.values())
+
     def begin(self, delivery: Delivery) -> None:
         task = asyncio.create_task(self._board(delivery), name=f"boarding of {delivery.id}")
-        self._tasks.add(task)
+        self._tasks[task] = delivery
         task.add_done_callback(partial(self._end, delivery))
 
     async def stop(self) -> None:
@@ -60,7 +65,7 @@ class Boarding:
         await end_tasks(self._tasks)
 
     def _end(self, delivery: Delivery, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._log.error("boarding_broke", job=delivery.id, error=repr(error))
             self._leave(delivery.fence)  # its lease runs out, and the attempt counts

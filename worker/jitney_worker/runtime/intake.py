@@ -55,7 +55,10 @@ class ModelLimits:
 
 
 class Intake:
-    """Makes running jobs out of deliveries. Tokenising runs in a pool, off the event loop."""
+    """Makes running jobs out of deliveries. Tokenising runs in a pool, off the event loop.
+
+    structure_pool: another one, for jobs with a structure, which may take ten seconds to compile: nobody else waits.
+    """
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class Intake:
         pool: Executor,
         *,
         structures: Structures,
+        structure_pool: Executor,
         fingerprint: str,
     ) -> None:
         self._queue = queue
@@ -76,6 +80,7 @@ class Intake:
         self._spell_logprobs = spell_logprobs
         self._pool = pool
         self._structures = structures
+        self._structure_pool = structure_pool
         self._fingerprint = fingerprint
 
     async def prepare(self, delivery: Delivery, spec: JobSpec) -> RunningJob:
@@ -87,8 +92,10 @@ class Intake:
         spec, calls = with_calls(spec, self._tokenizer)
         # Words to tokenise, a structure to compile, a prompt or a log to spell: the loop must not wait for long work.
         sampling = spec.sampling
-        if sampling.bad_words or sampling.structured_outputs or sampling.echo or delivery.seq:
-            return await self._in_pool(self._job, delivery, spec, prompt_ids, past, calls)
+        if sampling.structured_outputs is not None:
+            return await self._in_pool(self._structure_pool, self._job, delivery, spec, prompt_ids, past, calls)
+        if sampling.bad_words or sampling.echo or delivery.seq:
+            return await self._in_pool(self._pool, self._job, delivery, spec, prompt_ids, past, calls)
         return self._job(delivery, spec, prompt_ids, past, calls)
 
     def _job(
@@ -147,14 +154,14 @@ class Intake:
         elif isinstance(spec.prompt, tuple):
             ids = spec.prompt
         else:
-            ids = tuple(await self._in_pool(self._tokenize, spec))
+            ids = tuple(await self._in_pool(self._pool, self._tokenize, spec))
         if delivery.prompt_ids is None:
             ids = truncated(ids, spec.sampling, max_sequence_len=self._limits.max_sequence_len)
         self._check_ids(ids, spec)
         return ids
 
-    async def _in_pool(self, call: Callable[..., Made], *args: object) -> Made:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *args)
+    async def _in_pool(self, pool: Executor, call: Callable[..., Made], *args: object) -> Made:
+        return await asyncio.get_running_loop().run_in_executor(pool, call, *args)
 
     def _tokenize(self, spec: JobSpec) -> list[int]:
         if spec.messages is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError
 
 from jitney.cards import QueueCard, write_card
 from jitney.connection import Redis
@@ -32,6 +32,10 @@ async def register_queue(redis: Redis, queue: str, card: QueueCard, tokenizer: P
     try:
         if not await publish_tokenizer(redis, tokenizer.digest, tokenizer.pack):
             log.warning("tokenizer_too_large_to_publish", max_bytes=MAX_PACKED_BYTES)
-    except (ResponseError, ModelError) as error:  # no memory left, no right to, or its files have changed
+    except (
+        RedisError,
+        OSError,
+        ModelError,
+    ) as error:  # no memory left, no right to, too slow, or its files have changed
         log.warning("tokenizer_not_published", error=str(error))
     return written

@@ -55,13 +55,14 @@ def sequence_params(
 def text_options(spec: JobSpec, prompt_ids: tuple[int, ...]) -> TextOptions:
     """The same for the engine's rules and for the publisher's speller: they must agree on every token.
 
-    The answer to a prompt goes on with it, as in vLLM; what is said in a chat is a text of its own.
+    The answer to a prompt goes on with it, as in vLLM; what is said in a chat is a text of its own, unless it goes on
+    with the last message.
     """
     return TextOptions(
         min_tokens=spec.sampling.min_tokens,
         include_stop_str_in_output=spec.sampling.include_stop_str_in_output,
         skip_special_tokens=spec.sampling.skip_special_tokens,
-        follows=prompt_ids if spec.messages is None else (),
+        follows=prompt_ids if spec.messages is None or spec.continue_final_message else (),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,7 +128,8 @@ class Worker:
             stack.push_async_callback(claims.aclose)
             threads = self._settings.worker.num_tokenizer_threads
             pool = stack.enter_context(ThreadPoolExecutor(threads, "jitney-tokenizer"))
-            board = self._board(redis, pool)
+            structure_pool = stack.enter_context(ThreadPoolExecutor(1, "jitney-structures"))
+            board = self._board(redis, pool, structure_pool)
             queue = Queue(redis, self._crew.queue)
             watch = ServerWatch(redis, queue=self._crew.queue)
             await watch.admit(allow_evicting=self._settings.worker.allow_evicting_server)
@@ -145,7 +146,7 @@ class Worker:
             with self._running_threads(board):
                 return await self._serve(board, view, house, claims, on_ready)
 
-    def _board(self, redis_client: Redis, pool: ThreadPoolExecutor) -> Board:
+    def _board(self, redis_client: Redis, pool: Executor, structure_pool: Executor) -> Board:
         crew = self._crew
         queue = Queue(redis_client, crew.queue)
         intake = Intake(
@@ -156,6 +157,7 @@ class Worker:
             crew.spell_logprobs,
             pool,
             structures=crew.structures,
+            structure_pool=structure_pool,
             fingerprint=crew.fingerprint,
         )
         publisher = Publisher(queue, is_held=self._leases.has)

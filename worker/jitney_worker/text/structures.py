@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from jitney.errors import InvalidJob, JitneyError
-from jitney.grammar import is_available, lark_of, on_deep_stack, parser_limits, reason, refuse
+from jitney.grammar import check, is_available, lark_of, on_deep_stack, parser_limits, reason, refuse
 from jitney.structured import StructuredOutputs
 from jitney_worker.text.tokenizer import Tokenizer
 
@@ -71,6 +71,11 @@ class Structures:
         self._kept: OrderedDict[StructuredOutputs, LLMatcher] = OrderedDict()
         self._keeping = threading.Lock()
 
+    def warm(self) -> None:
+        """Make what all structures need, which holds the interpreter's lock for a tenth of a second."""
+        if is_available():
+            self._vocabulary_of_tokenizer()
+
     def begin(self, asked: StructuredOutputs, output_ids: Iterable[int] = ()) -> Structure:
         """The state of an answer that has said these tokens.
 
@@ -103,6 +108,7 @@ class Structures:
             )
         from llguidance import LLMatcher
 
+        check(asked)  # anyone may write to Redis: what would take all memory is refused before it is read in here
         vocabulary = self._vocabulary_of_tokenizer()
 
         def compiles() -> LLMatcher:
