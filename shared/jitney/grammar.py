@@ -1,8 +1,9 @@
 """Structures as grammars of `llguidance`, and whether it can follow them. The library is imported when it is needed.
 
-Compiling is bounded three ways: by the size of a structure, by the library's own limits, and by time. A short text may
-still nest thousands of rules, through references, and the library recurses into them: on a thread's usual stack of
-8 MiB that ends the process. So whatever it reads, it reads on a stack that 64 KiB of text cannot fill.
+A structure is bounded by its size, by the library's own limits, and by a trial: it is first read in a process that is
+ended when it takes too much memory or time, for a thread cannot be. A short text may also nest thousands of rules,
+through references, and the library recurses into them: on a thread's usual stack of 8 MiB that ends the process. So
+whatever it reads, it reads on a stack that 64 KiB of text cannot fill.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ tokenizer, which for some vocabularies puts a space before every text."""
 COMPACT: Final = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 
 _starting = threading.Lock()
-_looking = ThreadPoolExecutor(2, "jitney-structures")
+_looking = ThreadPoolExecutor(2, "jitney-trials")
 Made = TypeVar("Made")
 
 
 def is_available() -> bool:
-    """True if `llguidance` is installed (the extra `guided`)."""
+    """True if `llguidance` is installed: it comes with a worker and an API, and to a client with the extra `guided`."""
     return find_spec("llguidance") is not None
 
 

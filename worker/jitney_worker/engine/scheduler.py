@@ -323,7 +323,7 @@ class Scheduler:
         params = sequence.request.params
         if token_id in params.stop_token_ids and sequence.num_output_tokens > params.min_tokens:
             return "stop"
-        if (params.has_stop_strings or params.has_structure) and self._text_rules is not None:
+        if params.needs_text_rules and self._text_rules is not None:
             reason = self._text_rules.advance(sequence.id, token_id)
             if reason is not None:
                 return reason
