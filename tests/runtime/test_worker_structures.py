@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from tests.runtime.test_worker_sampling import begun_elsewhere
 
 from jitney import AsyncClient, JobFailed
 from jitney.connection import Redis
-from jitney.keys import new_job_id
+from jitney.keys import Keys, new_job_id
 from jitney.messages import Event
 from jitney.queue import Queue
 from jitney.structured import StructuredOutputs
@@ -84,6 +85,39 @@ async def test_a_structure_is_compiled_neither_on_the_event_loop_nor_on_the_engi
             check((await client.generate(PROMPT, **STRUCTURED)).text)
     assert len(threads) == 1
     assert threads[0].startswith("jitney-structures")
+
+
+async def test_while_a_suspects_structure_is_compiled_nobody_else_comes_on_board(
+    start_worker: StartWorker,
+    client: AsyncClient,
+    redis: Redis,
+    queue_name: str,
+    runner: TorchRunner,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Compiling may be what ended its last claimer."""
+    compile_it, compiling, may_go_on = structures.on_deep_stack, threading.Event(), threading.Event()
+
+    def held(compiles: Callable[[], Any], asked: StructuredOutputs) -> Any:
+        compiling.set()
+        assert may_go_on.wait(LIVENESS_S)
+        return compile_it(compiles, asked)
+
+    monkeypatch.setattr(structures, "on_deep_stack", held)
+    queue = Queue(redis, queue_name)
+    async with start_worker(runner, engine=engine_of(runner)):
+        pass  # its card is there now
+    suspect = await client.enqueue(PROMPT, **STRUCTURED)
+    (taken,) = (await queue.claim("dead", "d1", credit=1, fingerprint="any", lease_s=60)).deliveries
+    assert taken.id == suspect.id
+    await redis.zadd(Keys(queue_name).leases("interactive"), {suspect.id: 1})
+    other = await client.enqueue(PROMPT, max_tokens=3)
+    async with start_worker(runner, engine=engine_of(runner)):
+        assert await asyncio.to_thread(compiling.wait, LIVENESS_S)
+        assert (await other.status()).state == "waiting"
+        may_go_on.set()
+        check((await suspect.result(LIVENESS_S)).text)
+        assert (await other.result(LIVENESS_S)).choices
 
 
 async def unchecked(redis: Redis, queue_name: str, structure: dict[str, Any]) -> str:
