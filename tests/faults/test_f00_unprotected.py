@@ -216,11 +216,17 @@ async def test_a_reader_that_comes_back_without_its_cursor_is_seen(
     """The cursor is the reader's part of the bargain: without `Last-Event-ID` it is told everything again."""
     events = HttpClient._events
     monkeypatch.setattr(HttpClient, "_events", lambda self, tries, job_id, _cursor: events(self, tries, job_id, 0))
-    await field.start_api("api2")
-    await field.start_workers("w1")
-    await field.load(seed, num_streams=10, num_bulk=0)
-    await field.streaming(5)
     victim, _ = field.apis["api"]
+    client = field.http()
+    await field.write_card()
+    # Long answers, and a worker that stops long before their ends: no reader has heard all when its API dies.
+    for asked in Asking(seed, (60, 120), fixed={"ignore_eos": True, "stop": None, "stop_token_ids": ()}).some(5):
+        await field.follow(client, asked)
+    worker = await field.start_worker("w1", "--at", "before:append:4:stop")
+    await worker.until("at before:append")
+    await field.streaming(1, events=1)
     victim.send(signal.SIGKILL)
     await victim.ended()
+    await field.start_api("api2")
+    worker.send(signal.SIGCONT)
     await assert_seen(field, "seq 1 where")
