@@ -80,6 +80,7 @@ class Keys:
         self.prefix = f"{{jitney:{queue}}}" + (f":{annex}" if annex else "")
         self.counts = f"{self.prefix}:counts"
         self.bell = f"{self.prefix}:bell"
+        self.call = f"{self.prefix}:call"
         self.epoch = f"{self.prefix}:epoch"
         self.later = f"{self.prefix}:later"
         self.deadlines = f"{self.prefix}:deadlines"
