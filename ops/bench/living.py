@@ -133,9 +133,11 @@ async def view(redis_url: str) -> WorkerView:
 async def until(redis_url: str, *, seats: int) -> WorkerView:
     """Until so many seats are taken."""
     async with asyncio.timeout(PATIENCE_S):
-        while (now := await view(redis_url)).num_running != seats:
+        while True:
+            now = await view(redis_url)
+            if now.num_running == seats:
+                return now
             await asyncio.sleep(0.1)
-    return now
 
 
 async def full_step_s(redis_url: str, seconds: float) -> float:
@@ -170,14 +172,14 @@ async def measure(redis_url: str, asked: argparse.Namespace) -> Measured:
 
 
 async def on_own_stack(asked: argparse.Namespace) -> Measured:
-    worker = ("--model", str(resolve(asked.model)), "--queue", QUEUE, "--dtype", asked.dtype)
-    worker += ("--quantization", asked.quantization, "--max-num-seqs", str(asked.seats))
+    directory = str(resolve(asked.model))
+    worker = ("--model", directory, "--queue", QUEUE, "--dtype", asked.dtype, "--quantization", asked.quantization)
     with tempfile.TemporaryDirectory(prefix="jitney-living-") as folder:
         settings = StackSettings(
             data_dir=Path(folder),
             queue=QUEUE,
             port=0,
-            worker_flags=worker,
+            worker_flags=(*worker, "--max-num-seqs", str(asked.seats)),
             num_threads=asked.num_threads,
             environment={"JITNEY_KERNELS": asked.kernels},
         )
@@ -193,9 +195,13 @@ def verdict(measured: Measured, asked: argparse.Namespace) -> str:
     )
 
 
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1_000:.0f}"
+
+
 def text(measured: Measured, asked: argparse.Namespace, machine: str) -> str:
     rows = [
-        [name, *(f"{value * 1_000:.0f}" for value in (statistics.median(of), percentile(of, 0.9), max(of))), f"{len(of)}"]
+        [name, *map(_ms, (statistics.median(of), percentile(of, 0.9), max(of))), f"{len(of)}"]
         for name, of in (
             ("to the first token, worker idle", measured.first["idle"]),
             (f"to the first token, {asked.backlog:,} bulk jobs waiting", measured.first["busy"]),

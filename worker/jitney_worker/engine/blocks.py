@@ -74,9 +74,7 @@ class BlockManager:
         shared, _ = self._shared(sequence, fork, reuses_cached)
         return self._num_taken(sequence, shared) + reserve - self.num_free
 
-    def _shared(
-        self, sequence: Sequence, fork: Fork | None, reuses_cached: bool
-    ) -> tuple[list[int], Fork | None]:
+    def _shared(self, sequence: Sequence, fork: Fork | None, reuses_cached: bool) -> tuple[list[int], Fork | None]:
         """Blocks that hold its first tokens already, and the fork if they are a sibling's."""
         cached = self._cache.match(sequence) if self._cache and reuses_cached else []
         if fork is not None and fork.num_tokens > len(cached) * self.block_size:

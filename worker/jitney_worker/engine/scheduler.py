@@ -170,7 +170,7 @@ class Scheduler:
             self.waiting.push(sequence)
 
     def _displaces(self, sequence: Sequence, fork: Fork | None, output: SchedulerOutput) -> bool:
-        """Get it a seat and blocks, from later bands if need be; nobody goes for one that would not fit all the same."""
+        """Get it a seat and blocks, from later bands if need be; nobody goes for one that would not fit."""
         later = self.running[bisect_right(self.running, sequence.band, key=_band) :]
         growth = sum(map(self._growth, self.running)) - sum(map(self._growth, later))
         is_whole, reserve = self._is_whole(sequence), min(growth, self._max_reserve)
@@ -213,7 +213,7 @@ class Scheduler:
         output.num_tokens = self.settings.max_num_batched_tokens - budget
 
     def _chunk(self, sequence: Sequence, num_wanted: int, most: int) -> int:
-        """How much of a prompt is computed in this step. One of bulk may be left with a single token, but not with none."""
+        """How much of a prompt is computed in this step. One of bulk may be left with a token, but not with none."""
         num = min(num_wanted, self._max_chunk, most)
         if sequence.band >= BULK:
             num = min(num, max(1, self._bulk_prefill_left))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from jitney_worker.engine.sequence import Sequence, SequenceId
 from jitney_worker.engine.settings import EngineSettings
@@ -14,7 +14,7 @@ class Seats(Protocol):
     can_be_taken: whether somebody of a more urgent band may have the seat of another one.
     """
 
-    can_be_taken: ClassVar[bool]
+    can_be_taken: bool
 
     def open_step(self, num_running: int, first_waiting: Sequence | None) -> None:
         """A step begins."""

@@ -23,9 +23,9 @@ PING_EVERY_S = 5.0
 
 
 class Control:
-    """Hears what is said to this worker, and to all of its queue. on_cancel: receives the fence of the claim that is void.
+    """Hears what is said to this worker, and to all of its queue.
 
-    on_call: a job has come that goes before bulk.
+    on_cancel: receives the fence of the claim that is void. on_call: a job has come that goes before bulk.
     redis: a client that never repeats a call (`connect_once`): a subscription is made anew here instead.
     """
 
