@@ -29,7 +29,7 @@ def answer_of(result: Result) -> dict[str, Any]:
 
 
 def _said(choice: Choice) -> dict[str, Any]:
-    said = {"text": choice.text, "finish_reason": choice.finish_reason}
+    said: dict[str, Any] = {"text": choice.text, "finish_reason": choice.finish_reason}
     if choice.tool_calls:
         said |= {"content": choice.content, "tool_calls": [_call(call) for call in choice.tool_calls]}
     return said

@@ -7,7 +7,7 @@ that live now, since each of them began: a rate is a difference, and one below 0
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from redis.exceptions import ResponseError
 
@@ -39,7 +39,7 @@ async def take_sample(redis: Redis, queue: Queue) -> bool:
     return True
 
 
-async def _measure(redis: Redis, queue: Queue) -> dict[str | bytes, int]:
+async def _measure(redis: Redis, queue: Queue) -> dict[Any, Any]:
     keys: Keys = queue.keys
     num_waiting, num_tokens = await queue.counts()
     pipeline = redis.pipeline(transaction=False)

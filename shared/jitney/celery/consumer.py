@@ -144,7 +144,7 @@ def _post_to(consumer: Any) -> Callable[[Callable[[], None]], object]:
 def _turns_of(consumer: Any) -> Callable[[], object]:
     """One turn of the consumer's event loop, which Celery has left by the time a worker stops."""
     if consumer.hub is None:
-        return lambda: (consumer.perform_pending_operations(), time.sleep(0.05))
+        return lambda: time.sleep(0.05)
     loop = consumer.hub.create_loop()
     consumer.hub.call_soon(lambda: None)
 
