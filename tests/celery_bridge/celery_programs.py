@@ -28,7 +28,7 @@ def make_app(url: str, visibility_s: float = 3_600.0) -> Celery:
     app = Celery("of-a-test", broker=url, backend=url)
     transport = {"visibility_timeout": visibility_s, "unacked_restore_throttle": 1, "polling_interval": 0.2}
     app.conf.update(
-        accept_content=["json"],
+        accept_content=os.environ.get("OF_A_TEST_ACCEPT", "json").split(),
         task_serializer="json",
         result_serializer="json",
         broker_transport_options=transport,
@@ -75,11 +75,11 @@ def note(*seen: Any) -> None:
 class Worker:
     """A Celery worker in a process of its own."""
 
-    def __init__(self, module: str, url: str, *options: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, module: str, url: str, *options: str, cwd: Path, environment: Mapping[str, str]) -> None:
         self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115 (as long as the worker)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "celery", "-A", module, "worker", "-l", "info", *options],
-            cwd=ROOT,
+            cwd=cwd,
             env={**os.environ, "JITNEY_REDIS_URL": url, "OF_A_TEST_URL": url, "OMP_NUM_THREADS": "1", **environment},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -116,10 +116,10 @@ class Worker:
 
 
 @contextlib.contextmanager
-def running(url: str, *options: str, module: str = MODULE, **environment: str) -> Iterator[Worker]:
+def running(url: str, *options: str, module: str = MODULE, cwd: Path = ROOT, **environment: str) -> Iterator[Worker]:
     """A worker that is ready, and is gone afterwards."""
     settings = {"JITNEY_CELERY__TELL_EVERY_S": "0.1", "JITNEY_CELERY__DRAIN_S": "0.2", **environment}
-    worker = Worker(module, url, *options, environment=settings)
+    worker = Worker(module, url, *options, cwd=cwd, environment=settings)
     try:
         worker.until(" ready.")
         yield worker

@@ -192,7 +192,7 @@ async def test_a_held_task_is_active_and_the_step_says_how_many_there_are(
 ) -> None:
     result = generate(app, "hello")
     [turn] = await batch.turns()
-    inspect = app.control.inspect(timeout=5.0)
+    inspect = app.control.inspect(timeout=30.0, limit=1)
     [active] = inspect.active().values()
     assert [task["id"] for task in active] == [result.id]
     [stats] = inspect.stats().values()

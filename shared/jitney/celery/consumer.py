@@ -13,7 +13,7 @@ from celery.exceptions import TaskRevokedError
 from celery.worker import state
 from kombu.common import ignore_errors
 
-from jitney.celery.heartbeat import keep_invisible
+from jitney.celery.heartbeat import keep_invisible, seconds_between
 from jitney.celery.pool import HeldPool
 from jitney.celery.settings import celery_settings
 from jitney.celery.station import station
@@ -80,12 +80,10 @@ class HoldingStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._watch(consumer)
 
     def _watch(self, consumer: Any) -> None:
-        pool, beat_s = self._held, self._settings.visibility_timeout_s / 4
-        every: list[tuple[float, Callable[[], object]]] = [
-            (WATCH_S, lambda: _end_revoked(pool)),
-            (beat_s, lambda: keep_invisible(consumer, pool)),
-        ]
-        self._timers = [consumer.timer.call_repeatedly(seconds, call) for seconds, call in every]
+        pool, beat_s = self._held, seconds_between(consumer.task_consumer.channel)
+        self._timers = [consumer.timer.call_repeatedly(WATCH_S, lambda: _end_revoked(pool))]
+        if beat_s is not None:
+            self._timers.append(consumer.timer.call_repeatedly(beat_s, lambda: keep_invisible(consumer, pool)))
 
     @property
     def _held(self) -> HeldPool:

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from jitney.celery.pool import HeldPool
 
 
+def seconds_between(channel: Any) -> float | None:
+    """Four signs within each visibility timeout; None: this kind of broker has none."""
+    return channel.visibility_timeout / 4 if isinstance(channel, Channel) else None
+
+
 def keep_invisible(consumer: Any, pool: HeldPool) -> int:
     """Date the deliveries of what is held to now. Returns how many; none with another kind of broker.
 
