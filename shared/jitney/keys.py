@@ -68,6 +68,11 @@ def queue_of(job_id: str) -> str:
     return queue
 
 
+def settled_key(task: str) -> str:
+    """Whether somebody has recorded how that task of another queue ended. No queue's name begins with a dash."""
+    return f"{{jitney:-}}:settled:{task}"
+
+
 class Keys:
     """Names of one queue's keys, as in ARCHITECTURE.md.
 
@@ -94,6 +99,7 @@ class Keys:
         self.sync = f"{self.prefix}:sync"
         self.sweep = f"{self.prefix}:sweep"
         self.looked = f"{self.prefix}:looked"
+        self.history = f"{self.prefix}:history"
 
     def jobs(self, band: str, tenant: str) -> str:
         return f"{self.prefix}:jobs:{band}:{tenant}"

@@ -17,6 +17,7 @@ GROUP: Final = "jitney.commands"
 SUMMARIES: Final = {
     "api": "Serve HTTP: OpenAI's endpoints and the jobs API.",
     "bench": "Measure throughput and latency of a running stack.",
+    "janitor": "Keep queues in order, retry webhooks, expire files, sample what waits.",
     "demo": "Run sixteen prompts on four seats and watch the batch.",
     "model": "Fetch a model once, or show where it lies.",
     "rq-worker": "Take RQ jobs that jitney generates, many at once.",
