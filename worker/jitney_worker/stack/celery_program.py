@@ -21,7 +21,7 @@ from jitney.tether import tether_forks
 
 def say_ready(sender: Any, **_: Any) -> None:
     """The line that the stack waits for."""
-    print(f"ready celery={sender.hostname}", file=sys.stderr, flush=True)
+    print(f"ready celery={sender.hostname}", file=sys.__stderr__, flush=True)  # Celery has taken over the other
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     tether_forks(signal.SIGTERM)  # beat is forked
     worker_ready.connect(say_ready, weak=False)
     level = os.environ.get("JITNEY_LOG_LEVEL", "warning")
-    app.worker_main(["worker", "--beat", "--schedule", asked.schedule, "--loglevel", level, "--quiet"])
+    app.worker_main(["--quiet", "worker", "--beat", "--schedule", asked.schedule, "--loglevel", level])
 
 
 if __name__ == "__main__":

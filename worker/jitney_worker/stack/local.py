@@ -77,6 +77,10 @@ class LocalStack:
 
     async def start(self) -> None:
         """Until all serve. Cut short or failed, it leaves to `stop` what has been started."""
+        try:
+            self._settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise self._no_folder(error) from None
         if self._settings.redis_url is None:
             await self._start_server()
         await self._start_children()
@@ -137,13 +141,15 @@ class LocalStack:
     def _url_file(self) -> Path:
         return self._settings.data_dir / "redis.url"
 
+    def _no_folder(self, error: OSError) -> ServerError:
+        return ServerError(f"--data-dir {self._settings.data_dir} cannot be written: {error.strerror}")
+
     async def _start_server(self) -> None:
         data_dir = self._settings.data_dir
         try:
-            data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = (data_dir / "up.lock").open("w")
         except OSError as error:
-            raise ServerError(f"--data-dir {data_dir} cannot be written: {error.strerror}") from None
+            raise self._no_folder(error) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
