@@ -6,6 +6,7 @@ Names are ids that were made here, or `<batch id>/<fence>-<number>.jsonl`: no pa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import secrets
@@ -100,7 +101,8 @@ class DirectoryStore:
                 file.close()
             await _on_thread(_rename, aside, target)
         except BaseException:
-            aside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it may be what did not work
+                aside.unlink(missing_ok=True)
             raise
         return num_bytes
 
