@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import redis as blocking_redis
 from openai import AsyncOpenAI
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
+from tests.api.api_wire import PATIENCE_S
 from tests.api.conftest import Api, StartApi
 
 from jitney.apikeys import ApiKey, make_key
@@ -424,6 +426,27 @@ async def test_a_file_whose_content_is_gone_is_a_404_and_no_accident(start_api: 
         (tmp_path / made.id).unlink()
         with pytest.raises(sdk.NotFoundError, match="its content is gone"):
             await client.files.content(made.id)
+
+
+async def test_a_file_is_closed_when_its_reader_goes_away(start_api: StartApi, tmp_path: Path) -> None:
+    """Left open, it would be complained of when this test ends: warnings are errors."""
+    api = await start_api(batch=BatchSettings(files=str(tmp_path)))
+    async with AsyncOpenAI(base_url=f"http://127.0.0.1:{api.port}/v1", api_key="x", max_retries=0) as client:
+        made = await upload(client, b"x" * 4_000_000)
+    answer = await api.get(f"/v1/files/{made.id}/content")
+    assert await answer.reader.read(1_000)
+    assert open_files(tmp_path / made.id) == 1
+    await answer.close()
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            if not open_files(tmp_path / made.id):
+                return
+            await asyncio.sleep(0.01)
+
+
+def open_files(path: Path) -> int:
+    """How often this process has it open."""
+    return sum(os.path.realpath(f"/proc/self/fd/{one}") == str(path) for one in os.listdir("/proc/self/fd"))
 
 
 async def test_a_store_that_does_not_work_is_a_503(start_api: StartApi, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from pathlib import Path
 from typing import BinaryIO, Final, ParamSpec, Protocol, TypeVar
 
@@ -41,7 +41,7 @@ class FileStore(Protocol):
         Nobody ever reads a part of it; when it returns, the content outlives a power cut of this machine.
         """
 
-    def read(self, name: str) -> AsyncIterator[bytes]:
+    def read(self, name: str) -> AsyncGenerator[bytes, None]:
         """The content in pieces of at most PIECE_BYTES. Raises FileUnknown with the first piece."""
 
     def open_read(self, name: str) -> BinaryIO:
@@ -71,13 +71,14 @@ def check_name(name: str) -> str:
     return name
 
 
-async def pieces_of(file: BinaryIO) -> AsyncIterator[bytes]:
-    """An open file's content, read on threads; the file is closed at the end."""
+async def pieces_of(opening: Callable[[], Awaitable[BinaryIO]]) -> AsyncGenerator[bytes, None]:
+    """The content of a file, read on threads. Whoever does not read to the end closes the generator."""
+    file = await opening()
     try:
         while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
             yield piece
     finally:
-        await asyncio.to_thread(file.close)
+        file.close()
 
 
 class DirectoryStore:
@@ -106,10 +107,8 @@ class DirectoryStore:
             raise
         return num_bytes
 
-    async def read(self, name: str) -> AsyncIterator[bytes]:
-        file = await _on_thread(self.open_read, name)
-        async for piece in pieces_of(file):
-            yield piece
+    def read(self, name: str) -> AsyncGenerator[bytes, None]:
+        return pieces_of(lambda: _on_thread(self.open_read, name))
 
     def open_read(self, name: str) -> BinaryIO:
         try:

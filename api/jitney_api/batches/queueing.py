@@ -38,6 +38,8 @@ class BatchQueue:
             url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, client_name="jitney-rq"
         )
         self._queue = Queue(QUEUE, connection=self._connection, serializer=JSONSerializer)
+        # Or it asks by INFO, which is none of an API's rights; an older server takes no jobs of jitney's at all.
+        self._queue.redis_server_version = (7, 0, 0)
 
     def close(self) -> None:
         self._connection.close()

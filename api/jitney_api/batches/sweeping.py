@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Final, ParamSpec, Protocol, TypeVar, cast
 
 from jitney import AsyncClient
-from jitney.calls import or_unavailable
 from jitney.connection import Redis
 from jitney.keys import BatchKeys
 from jitney.logs import logger
+from jitney.redis_link import answering
 from jitney_api.batches.catalog import Catalog
 from jitney_api.batches.files import FileStore, open_store
 from jitney_api.batches.ledger import Ledger
@@ -91,7 +91,7 @@ class _Sweeper:
             folder = name.removesuffix("/")
             for one in await self._store.names(folder) if folder != name else [name]:
                 await self._store.delete(one)
-            with or_unavailable():
+            async with answering():
                 await self._redis.zrem(BatchKeys.loose, name)
         return len(names)
 
@@ -103,7 +103,7 @@ class _Sweeper:
 
     async def restore_batches(self) -> int:
         """Batches that have not ended, and whose RQ job is gone, given up on, or was stopped: back into the queue."""
-        with or_unavailable():
+        async with answering():
             # Two that restore at once could delete the job that the other one has just made.
             is_alone = await self._redis.set(BatchKeys.restoring, b"1", nx=True, ex=RESTORING_S)
             active = await self._redis.zrange(BatchKeys.active, 0, -1) if is_alone else []
@@ -120,7 +120,7 @@ class _Sweeper:
             _log.warning("batch_restored", batch=batch_id, was=standing)
             num_restored += 1
         if is_alone:
-            with or_unavailable():
+            async with answering():
                 await self._redis.delete(BatchKeys.restoring)
         return num_restored
 
@@ -133,14 +133,14 @@ class _Sweeper:
 
     async def _due(self, key: str, after_s: int = 0) -> list[str]:
         """Members whose time, in milliseconds, was more than `after_s` ago."""
-        with or_unavailable():
+        async with answering():
             now_s, microseconds = await self._redis.time()
             until = (now_s - after_s) * 1_000 + microseconds // 1_000
             found = await self._redis.zrangebyscore(key, 0, until, start=0, num=MAX_AT_ONCE)
         return [_text(one) for one in found]
 
     async def _blocking(self, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-        with or_unavailable():
+        async with answering():
             return await asyncio.to_thread(work, *arguments, **options)
 
 
