@@ -402,23 +402,6 @@ async def test_a_tenant_sees_nothing_of_another_one(tenants: Any) -> None:
     assert (await ours.batches.retrieve(batch.id)).status == "validating"
 
 
-@pytest.mark.parametrize("scope", ["generate", "read", "admin"])
-async def test_a_scope_opens_its_own_routes_alone(start_api: StartApi, scope: str) -> None:
-    secret, key = key_of("acme", scope)
-    api = await start_api(keys=[key])
-    opened = {
-        "generate": {("POST", ""), ("DELETE", "/file-x"), ("POST", "/batch_x/cancel")},
-        "read": {("GET", ""), ("GET", "/file-x"), ("GET", "/file-x/content"), ("GET", "/batch_x")},
-        "admin": set[tuple[str, str]](),
-    }
-    files = [("POST", ""), ("GET", ""), ("GET", "/file-x"), ("DELETE", "/file-x"), ("GET", "/file-x/content")]
-    batches = [("POST", ""), ("GET", ""), ("GET", "/batch_x"), ("POST", "/batch_x/cancel")]
-    for root, routes in (("/v1/files", files), ("/v1/batches", batches)):
-        for method, tail in routes:
-            answer = await api.ask(method, root + tail, authorization=f"Bearer {secret}")
-            assert (answer.status != 403) == ((method, tail) in opened[scope]), (method, root + tail)
-
-
 async def test_a_file_whose_content_is_gone_is_a_404_and_no_accident(start_api: StartApi, tmp_path: Path) -> None:
     api = await start_api(batch=BatchSettings(files=str(tmp_path)))
     async with AsyncOpenAI(base_url=f"http://127.0.0.1:{api.port}/v1", api_key="x", max_retries=0) as client:
