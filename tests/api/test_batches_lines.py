@@ -89,13 +89,13 @@ def test_a_message_shows_a_part_of_what_was_given() -> None:
     assert len(found.message) < 300
 
 
-def test_a_file_without_lines_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_lines_is_an_error() -> None:
     assert errors(b"") == errors(b"\n\n") == [(None, "empty_file", None)]
 
 
 def test_a_file_has_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines_module, "MAX_LINES", 2)
-    assert errors(a_line("a"), b"\n", a_line("b"), a_line("c"), a_line("d")) == [(4, "too_many_lines", None)]
+    four = [a_line("a"), b"\n", a_line("b"), a_line("c"), a_line("d")]
+    assert errors(*four, max_lines=2) == [(4, "too_many_lines", None)]
     monkeypatch.setattr(lines_module, "MAX_FILE_BYTES", 200)
     assert errors(a_line("a"), a_line("b")) == [(None, "file_too_large", None)]
 

@@ -18,10 +18,10 @@ from jitney.errors import SettingsError
 from jitney.logs import configure
 from jitney.plugins import INTERRUPTED_EXIT
 from jitney.settings import client_settings, usable_url
+from jitney_api.batches.settings import WINDOW
 from jitney_api.batches.shell import BadLines, Counts, Files, run_file
 
 SOME_FAILED_EXIT = 3
-WINDOW = 256
 
 batch = typer.Typer(
     name="batch",

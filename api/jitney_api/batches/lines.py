@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, Protocol, TypeVar
 
-from jitney import AsyncClient
 from jitney.errors import InvalidJob
 from jitney.messages import MAX_BODY_BYTES
-from jitney_api.batches.patience import patiently
-from jitney_api.batches.records import LineError
+from jitney_api.batches.records import MAX_FILE_BYTES, MAX_LINES, LineError
 from jitney_api.batches.requests import ENDPOINTS, LineRequest, read_request
 from jitney_api.edge import parse_object
 from jitney_api.failures import MAX_ECHO_CHARS
-
-MAX_LINES: Final = 50_000
-MAX_FILE_BYTES: Final = 200 << 20
-"""OpenAI's bounds."""
 
 MAX_LINE_BYTES: Final = MAX_BODY_BYTES + 4_096
 """A body as large as the API takes it, and what stands around it."""
@@ -66,11 +60,13 @@ class LineReader:
         endpoint: str | None,
         model: str | None = None,
         is_done: Callable[[int], bool] = _nothing_is_done,
+        max_lines: int = MAX_LINES,
     ) -> None:
         self._file = file
         self._endpoint = endpoint
         self._model = model
         self._is_done = is_done
+        self._max_lines = max_lines
         self._seen: set[bytes] = set()
         self.num_lines = 0
         """Those that are not empty, so far."""
@@ -90,8 +86,8 @@ class LineReader:
             if raw.isspace():
                 continue
             self.num_lines += 1
-            if self.num_lines > MAX_LINES:
-                yield LineError("too_many_lines", f"the file has more than {MAX_LINES} lines: split it", number)
+            if self.num_lines > self._max_lines:
+                yield LineError("too_many_lines", f"the file has more than {self._max_lines} lines: split it", number)
                 return
             if not self._is_done(number):
                 yield self._read(raw.removeprefix(_BOM) if number == 1 else raw, number)
@@ -184,37 +180,9 @@ def _shown(value: Any) -> str:
 Item = TypeVar("Item")
 
 
-async def in_blocks(items: Iterable[Item]) -> AsyncIterator[Item]:
+async def in_blocks(items: Iterable[Item]) -> AsyncGenerator[Item, None]:
     """The items of an iterable that reads from a disk and parses, taken from it on other threads, a block at a time."""
     left = iter(items)
     while block := await asyncio.to_thread(lambda: list(itertools.islice(left, BLOCK_LINES))):
         for item in block:
             yield item
-
-
-class ModelCheck:
-    """Holds lines against the cards of the queues that they name."""
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
-        self._unknown: dict[str, InvalidJob] = {}
-
-    async def refusal(self, line: Line) -> LineError | None:
-        """What is wrong with the line, if its model can tell. A Redis that does not answer is waited for."""
-        try:
-            await patiently(lambda: self._check(line.request))
-        except InvalidJob as error:
-            of = of_body(error)
-            return LineError(str(of.code), str(of), line.number, of.param)
-        return None
-
-    async def _check(self, request: LineRequest) -> None:
-        unknown = self._unknown.get(request.model)
-        if unknown is not None:  # looked up once: a file may name it fifty thousand times
-            raise unknown
-        try:
-            _, card = await self._client.card(request.model)
-        except InvalidJob as error:
-            self._unknown[request.model] = error
-            raise
-        request.check_against(card)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -12,7 +12,8 @@ from typing import BinaryIO
 from jitney import AsyncClient
 from jitney.errors import InvalidJob, SettingsError
 from jitney.submission import BULK_RESULT_TTL_S
-from jitney_api.batches.lines import Line, LineReader, ModelCheck, in_blocks
+from jitney_api.batches.checking import find_errors
+from jitney_api.batches.lines import Line, LineReader, in_blocks
 from jitney_api.batches.output import Outcome
 from jitney_api.batches.output_files import OutputFile, begin, complete
 from jitney_api.batches.records import LineError
@@ -64,17 +65,14 @@ class Checked:
 
 async def check_input(client: AsyncClient, path: Path, *, model: str | None) -> Checked:
     """Read every line. Raises BadLines, which holds all that is wrong."""
-    errors: list[LineError] = []
     numbers: dict[str, int] = {}
+
+    def good(line: Line) -> None:
+        numbers[line.custom_id] = line.number
+
     with _reading(path) as file:
-        check = ModelCheck(client)
         reading = _Digested(file)
-        async for one in in_blocks(LineReader(reading, endpoint=None, model=model)):
-            found = one if isinstance(one, LineError) else await check.refusal(one)
-            if isinstance(one, Line) and found is None:
-                numbers[one.custom_id] = one.number
-            elif found is not None:
-                errors.append(found)
+        errors = await find_errors(client, LineReader(reading, endpoint=None, model=model), good=good)
     if errors:
         raise BadLines(path, errors)
     return Checked(reading.digest.hexdigest(), numbers)
@@ -127,13 +125,14 @@ def _numbers(file: OutputFile, checked: Checked) -> set[int]:
     return {checked.numbers[custom_id] for custom_id in held}
 
 
-async def _lines_left(path: Path, model: str | None, done: set[int]) -> AsyncIterator[Line]:
+async def _lines_left(path: Path, model: str | None, done: set[int]) -> AsyncGenerator[Line, None]:
     with _reading(path) as file:
         reader = LineReader(file, endpoint=None, model=model, is_done=done.__contains__)
-        async for one in in_blocks(reader):
-            if isinstance(one, LineError):
-                raise InvalidJob(f"{path} has changed since it was checked: line {one.line}: {one.message}")
-            yield one
+        async with contextlib.aclosing(in_blocks(reader)) as ones:
+            async for one in ones:
+                if isinstance(one, LineError):
+                    raise InvalidJob(f"{path} has changed since it was checked: line {one.line}: {one.message}")
+                yield one
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -101,7 +101,7 @@ class Window:
             self._why = why
             self._stopped.set()
 
-    async def run(self, lines: AsyncIterator[Line], keep: Keep) -> None:
+    async def run(self, lines: AsyncGenerator[Line, None], keep: Keep) -> None:
         """Every line comes in, and its outcome is kept, in whatever order they end. Raises what `keep` raises."""
         tasks = [
             asyncio.create_task(part) for part in (self._let_all_in(lines), self._keep_all(keep), self._clear_at_stop())
@@ -113,8 +113,8 @@ class Window:
 
     # --- in, along, out ------------------------------------------------------------------------
 
-    async def _let_all_in(self, lines: AsyncIterator[Line]) -> None:
-        async with asyncio.TaskGroup() as rides:
+    async def _let_all_in(self, lines: AsyncGenerator[Line, None]) -> None:
+        async with contextlib.aclosing(lines), asyncio.TaskGroup() as rides:
             async for line in lines:
                 await self._room()
                 entered = await self._enter(line)
