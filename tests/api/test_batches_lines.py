@@ -144,4 +144,16 @@ def test_each_endpoint_reads_its_own_bodies() -> None:
 
 
 async def test_blocks_are_read_on_other_threads_and_nothing_is_lost() -> None:
-    assert [item async for item in in_blocks(range(1_000))] == list(range(1_000))
+    reader = LineReader(io.BytesIO(b"".join(a_line(f"line {n}") for n in range(500))), endpoint=CHAT)
+    assert [one.custom_id async for one in in_blocks(reader) if isinstance(one, Line)] == [
+        f"line {n}" for n in range(500)
+    ]
+
+
+async def test_of_large_lines_few_are_read_ahead() -> None:
+    large = [a_line(f"line {n}", body={"user": "x" * 600_000}) for n in range(20)]
+    file = io.BytesIO(b"".join(large))
+    ones = in_blocks(LineReader(file, endpoint=CHAT))
+    await anext(ones)
+    assert file.tell() == len(large[0]) + len(large[1])
+    await ones.aclose()

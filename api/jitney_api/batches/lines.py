@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 from jitney.errors import InvalidJob
 from jitney.messages import MAX_BODY_BYTES
@@ -21,7 +21,8 @@ MAX_LINE_BYTES: Final = MAX_BODY_BYTES + 4_096
 
 MAX_CUSTOM_ID_CHARS: Final = 512
 BLOCK_LINES: Final = 64
-"""Read and checked at once on another thread; at most some 64 MiB of the largest lines."""
+BLOCK_BYTES: Final = 1 << 20
+"""What is read and checked at once on another thread ends with the first of the two."""
 
 _BOM: Final = b"\xef\xbb\xbf"
 _MEMBERS: Final = ("custom_id", "method", "url", "body")
@@ -29,11 +30,12 @@ _MEMBERS: Final = ("custom_id", "method", "url", "body")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line that can be worked on. number: counted from 1, as editors do, empty lines included."""
+    """A line that can be worked on. number: counted from 1, as editors do, empty lines included. num_bytes: its size."""
 
     number: int
     custom_id: str
     request: LineRequest
+    num_bytes: int
 
 
 class Readable(Protocol):
@@ -127,7 +129,7 @@ class LineReader:
         if self._model is not None:
             given.setdefault("model", self._model)
         try:
-            return Line(number, custom_id, read_request(url, given))
+            return Line(number, custom_id, read_request(url, given), len(raw))
         except InvalidJob as error:
             raise of_body(error) from None
 
@@ -177,12 +179,20 @@ def _shown(value: Any) -> str:
     return text if len(text) <= MAX_ECHO_CHARS else f"{text[:MAX_ECHO_CHARS]}..."
 
 
-Item = TypeVar("Item")
+async def in_blocks(ones: Iterable[Line | LineError]) -> AsyncGenerator[Line | LineError, None]:
+    """Lines from an iterable that reads and parses, taken from it on other threads, a block at a time."""
+    left = iter(ones)
+    while block := await asyncio.to_thread(_block, left):
+        for one in block:
+            yield one
 
 
-async def in_blocks(items: Iterable[Item]) -> AsyncGenerator[Item, None]:
-    """The items of an iterable that reads from a disk and parses, taken from it on other threads, a block at a time."""
-    left = iter(items)
-    while block := await asyncio.to_thread(lambda: list(itertools.islice(left, BLOCK_LINES))):
-        for item in block:
-            yield item
+def _block(left: Iterator[Line | LineError]) -> list[Line | LineError]:
+    block: list[Line | LineError] = []
+    num_bytes = 0
+    for one in left:
+        block.append(one)
+        num_bytes += one.num_bytes if isinstance(one, Line) else 0
+        if len(block) == BLOCK_LINES or num_bytes >= BLOCK_BYTES:
+            break
+    return block

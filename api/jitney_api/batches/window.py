@@ -25,6 +25,7 @@ from jitney.errors import (
     QueueUnavailable,
     StreamLost,
 )
+from jitney.logs import logger
 from jitney.messages import JobSpec
 from jitney.tasks import end_tasks
 from jitney_api.batches.lines import Line
@@ -36,6 +37,9 @@ from jitney_api.together import together
 MAX_OVERLOAD_WAIT_S: Final = 30.0
 MAX_LOSSES: Final = 8
 """A job that Redis lost with its last second is asked for again; one that is lost so often is somebody's fault."""
+
+MAX_BYTES: Final = 16 << 20
+"""Of the lines on their way: with the largest ones a window would be the whole file."""
 
 HOLD_BYTES: Final = 4 << 20
 HOLD_LINES: Final = 1_000
@@ -90,6 +94,7 @@ class Window:
         self._size = size
         self._max_hold_s = max_hold_s
         self._aboard: dict[int, Sequence[AsyncJob]] = {}
+        self._num_bytes = 0
         self._has_room = asyncio.Event()
         self._outcomes: asyncio.Queue[Outcome | None] = asyncio.Queue(size)
         self._why: NotRun | None = None
@@ -122,11 +127,12 @@ class Window:
                     await self._outcomes.put(entered)
                 else:
                     self._aboard[line.number] = entered
+                    self._num_bytes += line.num_bytes
                     rides.create_task(self._ride(line))
         await self._outcomes.put(None)
 
     async def _room(self) -> None:
-        while sum(map(len, self._aboard.values())) >= self._size:
+        while sum(map(len, self._aboard.values())) >= self._size or self._num_bytes >= MAX_BYTES:
             self._has_room.clear()
             await self._has_room.wait()
 
@@ -135,6 +141,7 @@ class Window:
             await self._outcomes.put(await self._outcome(line))
         finally:
             del self._aboard[line.number]
+            self._num_bytes -= line.num_bytes
             self._has_room.set()
 
     async def _keep_all(self, keep: Keep) -> None:
@@ -231,6 +238,9 @@ class Window:
             except JitneyError as error:
                 await self._cancel(jobs)  # of several, those that have not ended
                 return self._ended(line, error)
+            except Exception as error:  # one line that nobody can answer is no reason to give up all others
+                logger().error("batch_line_failed", batch=batch_id, line=line.number, exc_info=error)
+                return failed(batch_id, line, JitneyError("internal error; the log of whoever assembles has the rest"))
 
     async def _enter_anew(self, line: Line) -> list[AsyncJob] | Outcome:
         """After its job was lost. A batch that ends has no use for another one."""
