@@ -6,9 +6,10 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from jitney_api.batches.catalog import Direction
+from jitney_api.batches.download import FileContent
 from jitney_api.batches.records import FileRecord
 from jitney_api.batches.schemas import MAX_EXPIRY_S, MIN_EXPIRY_S
 from jitney_api.batches.upload import received
@@ -82,6 +83,4 @@ async def file_content(request: Request, file_id: str) -> Response:
     """The file itself, byte for byte."""
     desk = service_of(request).desk
     file = await desk.file(caller_of(request), file_id)
-    # What somebody uploaded is never a page of this origin.
-    headers = {"content-length": str(file.num_bytes), "x-content-type-options": "nosniff"}
-    return StreamingResponse(await desk.content(file), headers=headers, media_type="application/octet-stream")
+    return await FileContent.begin(file, desk.store.read(file.id))

@@ -156,6 +156,7 @@ class BatchKeys:
     ended = f"{BATCHES}:ended"
     expiring = f"{BATCHES}:expiring"
     loose = f"{BATCHES}:loose"
+    restoring = f"{BATCHES}:restoring"
 
     @staticmethod
     def batch(batch_id: str) -> str:

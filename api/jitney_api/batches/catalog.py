@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final, Generic, Literal, TypeVar, cast
 
-from jitney.calls import or_unavailable, slices
+from jitney.calls import slices
 from jitney.connection import Redis
 from jitney.errors import InvalidJob
 from jitney.keys import BatchKeys
+from jitney.redis_link import answering
 from jitney_api.batches.ledger import call, file_arguments
 from jitney_api.batches.records import Batch, FileInUse, FileRecord, FileUnknown, is_file_id
 
@@ -40,7 +41,7 @@ class Catalog:
         """Raises FileUnknown, also for one that has expired and is not swept yet."""
         if not is_file_id(file_id):
             raise FileUnknown(file_id)
-        with or_unavailable():
+        async with answering():
             stored = await self._redis.hgetall(BatchKeys.file(file_id))
             seconds, microseconds = await self._redis.time()
         if b"tenant" not in stored:
@@ -100,7 +101,7 @@ class Shelf(Generic[Record]):
         if after is None:
             return 0
         key = self._list_of(tenant)
-        with or_unavailable():
+        async with answering():
             rank = await (self._redis.zrank(key, after) if order == "asc" else self._redis.zrevrank(key, after))
         if rank is None:
             raise InvalidJob(f"after: nothing in this list is called {after[:64]!r}", param="after")
@@ -108,7 +109,7 @@ class Shelf(Generic[Record]):
 
     async def _walk(self, tenant: str, start: int, order: Direction) -> AsyncIterator[Record]:
         while True:
-            with or_unavailable():
+            async with answering():
                 ids = await self._redis.zrange(self._list_of(tenant), start, start + SLICE - 1, desc=order == "desc")
                 stored = await self._read([cast(bytes, one).decode() for one in ids])
             for one in stored:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 from redis.exceptions import RedisError
 
@@ -57,18 +56,6 @@ class Desk:
         if caller.key and found.tenant != caller.tenant:
             raise FileUnknown(file_id)
         return found
-
-    async def content(self, file: FileRecord) -> AsyncIterator[bytes]:
-        """The content, whose first piece is here already. Raises FileUnknown, StoreUnavailable."""
-        pieces = self.store.read(file.id)
-        first = await anext(pieces, b"")
-
-        async def all_pieces() -> AsyncIterator[bytes]:
-            yield first
-            async for piece in pieces:
-                yield piece
-
-        return all_pieces()
 
     async def drop_file(self, caller: Caller, file_id: str) -> None:
         """Its content is swept. Raises FileUnknown, FileInUse."""

@@ -6,10 +6,11 @@ Names are ids that were made here, or `<batch id>/<fence>-<number>.jsonl`: no pa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import secrets
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from pathlib import Path
 from typing import BinaryIO, Final, ParamSpec, Protocol, TypeVar
 
@@ -40,7 +41,7 @@ class FileStore(Protocol):
         Nobody ever reads a part of it; when it returns, the content outlives a power cut of this machine.
         """
 
-    def read(self, name: str) -> AsyncIterator[bytes]:
+    def read(self, name: str) -> AsyncGenerator[bytes, None]:
         """The content in pieces of at most PIECE_BYTES. Raises FileUnknown with the first piece."""
 
     def open_read(self, name: str) -> BinaryIO:
@@ -70,13 +71,14 @@ def check_name(name: str) -> str:
     return name
 
 
-async def pieces_of(file: BinaryIO) -> AsyncIterator[bytes]:
-    """An open file's content, read on threads; the file is closed at the end."""
+async def pieces_of(opening: Callable[[], Awaitable[BinaryIO]]) -> AsyncGenerator[bytes, None]:
+    """The content of a file, read on threads. Whoever does not read to the end closes the generator."""
+    file = await opening()
     try:
         while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
             yield piece
     finally:
-        await asyncio.to_thread(file.close)
+        file.close()
 
 
 class DirectoryStore:
@@ -100,14 +102,13 @@ class DirectoryStore:
                 file.close()
             await _on_thread(_rename, aside, target)
         except BaseException:
-            aside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it may be what did not work
+                aside.unlink(missing_ok=True)
             raise
         return num_bytes
 
-    async def read(self, name: str) -> AsyncIterator[bytes]:
-        file = await _on_thread(self.open_read, name)
-        async for piece in pieces_of(file):
-            yield piece
+    def read(self, name: str) -> AsyncGenerator[bytes, None]:
+        return pieces_of(lambda: _on_thread(self.open_read, name))
 
     def open_read(self, name: str) -> BinaryIO:
         try:

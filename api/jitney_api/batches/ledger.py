@@ -10,10 +10,10 @@ from typing import Any, Final, Literal, cast
 import orjson
 
 from jitney import scripts
-from jitney.calls import or_unavailable
 from jitney.connection import Redis
 from jitney.errors import IdempotencyConflict, JitneyError
 from jitney.keys import BATCHES, BatchKeys
+from jitney.redis_link import answering
 from jitney_api.batches.records import (
     MAX_ERRORS,
     NOTHING,
@@ -116,7 +116,7 @@ class Ledger:
     async def find(self, batch_id: str) -> Batch:
         if not is_batch_id(batch_id):
             raise BatchUnknown(batch_id)
-        with or_unavailable():
+        async with answering():
             stored = await self._redis.hgetall(BatchKeys.batch(batch_id))
         if b"state" not in stored:
             raise BatchUnknown(batch_id)
@@ -154,7 +154,7 @@ class Ledger:
 
     async def progress(self, batch_id: str) -> Progress:
         """What is committed."""
-        with or_unavailable():
+        async with answering():
             done = await self._redis.get(BatchKeys.done(batch_id))
             names = await self._redis.lrange(BatchKeys.chunks(batch_id), 0, -1)
         chunks = [_text(name).split(" ", 1) for name in names]
@@ -211,7 +211,7 @@ class Ledger:
 
 async def call(redis: Redis, name: str, keys: Sequence[str], arguments: Sequence[scripts.Argument]) -> list[Any]:
     """Run a script of batches. Raises QueueUnavailable."""
-    with or_unavailable():
+    async with answering():
         reply = await scripts.run(redis, scripts.load(name, room=ROOM), scripts.Call(keys, [BATCHES, *arguments]))
     return cast(list[Any], reply)
 

@@ -30,7 +30,7 @@ _MEMBERS: Final = ("custom_id", "method", "url", "body")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line that can be worked on. number: counted from 1, as editors do, empty lines included. num_bytes: its size."""
+    """A line that can be worked on. number: counted from 1, as editors do, empty lines included."""
 
     number: int
     custom_id: str

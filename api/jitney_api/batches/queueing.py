@@ -1,15 +1,16 @@
 """Each batch as an RQ job: put into RQ's queue once, and once more whenever it is not there and should be.
 
-What RQ does by itself (3.0): a worker beats every `job_monitoring_interval` (30 s), and with each beat holds its job for
-60 s more than that. Every worker cleans the registries when it starts and each `maintenance_interval` (10 minutes): a job
+What RQ does by itself (3.0): a worker beats every `job_monitoring_interval` (30 s), each beat holds its job for 60 s
+more than that. Every worker cleans the registries when it starts and each `maintenance_interval` (10 minutes): a job
 whose time is over is enqueued again while it has retries left (AbandonedJobError), else it is marked failed. One whose
 worker died between taking and beginning it is failed by the second cleaning that meets it, a minute later at the
-earliest, and retried by the same count. Intervals between retries need a worker with RQ's scheduler, so there are none.
-A count that is used up, and a Redis that was rolled back, are nothing that RQ mends: `restore` does.
+earliest, and retried by the same count. Intervals between retries need a worker with RQ's scheduler: there are none.
+A count that is used up, and a Redis that was rolled back, are nothing that RQ mends: the sweep does (sweeping.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final, Literal
 
 import redis
@@ -21,12 +22,12 @@ from rq.serializers import JSONSerializer
 QUEUE: Final = "jitney"
 FUNCTION: Final = "jitney.rq.run_batch"
 MAX_RETRIES: Final = 100
-"""By then a worker has died a hundred times, or the assembler failed as often: `restore` goes on, one at a time."""
+"""By then a worker has died a hundred times, or the assembler failed as often: the sweep goes on, one at a time."""
 
 RESULT_S: Final = 24 * 3_600
 TIMEOUT_S: Final = 10.0
 
-Restored = Literal["there", "enqueued", "stopped"]
+Standing = Literal["held", "stopped", "gone"]
 
 
 class BatchQueue:
@@ -37,6 +38,8 @@ class BatchQueue:
             url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, client_name="jitney-rq"
         )
         self._queue = Queue(QUEUE, connection=self._connection, serializer=JSONSerializer)
+        # Or it asks by INFO, which is none of an API's rights; an older server takes no jobs of jitney's at all.
+        self._queue.redis_server_version = (7, 0, 0)
 
     def close(self) -> None:
         self._connection.close()
@@ -64,21 +67,22 @@ class BatchQueue:
         """What RQ's workers do every ten minutes: find the jobs that died with their worker, and enqueue them again."""
         self._queue.started_job_registry.cleanup()
 
-    def restore(self, batch_id: str) -> Restored:
-        """See to it that a batch that has not ended has a job that will run, or runs.
-
-        stopped: somebody has stopped or cancelled it in RQ; it is enqueued again all the same, to be ended properly.
-        """
+    def standing(self, batch_id: str) -> Standing:
+        """held: its job waits or runs. stopped: somebody has stopped or cancelled it in RQ. gone: anything else."""
         try:
             job = Job.fetch(batch_id, connection=self._connection, serializer=JSONSerializer)
         except NoSuchJobError:
-            return "enqueued" if self.enqueue(batch_id) else "there"
+            return "gone"
         status = job.get_status(refresh=False)
-        if status in _ALIVE and not self._is_lost(job, status):
-            return "there"
-        job.delete()
+        if status in (JobStatus.STOPPED, JobStatus.CANCELED):
+            return "stopped"
+        return "held" if status in _ALIVE and not self._is_lost(job, status) else "gone"
+
+    def enqueue_anew(self, batch_id: str) -> None:
+        """A new job in the place of one that will not run any more."""
+        with contextlib.suppress(NoSuchJobError):
+            Job.fetch(batch_id, connection=self._connection, serializer=JSONSerializer).delete()
         self.enqueue(batch_id)
-        return "stopped" if status in _STOPPED else "enqueued"
 
     def _is_lost(self, job: Job, status: JobStatus) -> bool:
         """It waits and stands in no queue, or runs at nobody's: a server that was rolled back may keep one of two."""
@@ -96,4 +100,3 @@ class BatchQueue:
 
 
 _ALIVE: Final = (JobStatus.QUEUED, JobStatus.STARTED, JobStatus.DEFERRED, JobStatus.SCHEDULED)
-_STOPPED: Final = (JobStatus.STOPPED, JobStatus.CANCELED)

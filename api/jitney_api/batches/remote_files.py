@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from typing import Any, BinaryIO, TypeVar, cast
 
 from jitney.errors import JitneyError, SettingsError
@@ -44,10 +44,8 @@ class RemoteStore:
             await self._on_thread(lambda: self._send(gathered.name, path), name)
         return num_bytes
 
-    async def read(self, name: str) -> AsyncIterator[bytes]:
-        file = await self._on_thread(lambda: self.open_read(name), name)
-        async for piece in pieces_of(file):
-            yield piece
+    def read(self, name: str) -> AsyncGenerator[bytes, None]:
+        return pieces_of(lambda: asyncio.to_thread(self.open_read, name))
 
     def open_read(self, name: str) -> BinaryIO:
         return self._guarded(lambda: cast(BinaryIO, self._system.open(self._path(name), "rb")), name)

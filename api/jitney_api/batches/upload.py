@@ -60,9 +60,26 @@ async def received(request: Request, settings: BatchSettings) -> AsyncIterator[U
         await form.close()
 
 
+class _WholeForm(MultiPartParser):
+    """Starlette's parser takes a form that breaks off, says nothing, and leaves its temporary file open."""
+
+    is_whole = False
+
+    def on_end(self) -> None:
+        self.is_whole = True
+
+    async def parse(self) -> FormData:
+        form = await super().parse()
+        if not self.is_whole:
+            for file in self._files_to_close_on_error:
+                file.close()
+            raise MultiPartException("it breaks off before its last boundary")
+        return form
+
+
 async def _form_of(request: Request, settings: BatchSettings) -> FormData:
     stream = _at_most(request, settings.max_file_bytes)
-    parser = MultiPartParser(request.headers, stream, max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES)
+    parser = _WholeForm(request.headers, stream, max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES)
     try:
         async with asyncio.timeout(settings.upload_timeout_s):
             return await parser.parse()
