@@ -44,6 +44,13 @@ async def answering() -> AsyncIterator[None]:
         raise QueueUnavailable(f"Redis does not answer: {type(error).__name__}") from error
 
 
+async def heading_of(client: AsyncClient, job_id: JobId) -> Heading:
+    """What an answer to the job repeats. Raises JobNotFound, QueueUnavailable."""
+    status = await client.job(job_id).status()
+    queue, card = await client.card(queue_of(job_id))
+    return Heading(job_id, queue, int(status.created_at), f"fp_{card.fingerprint}" if card.fingerprint else None)
+
+
 class Service:
     """Behind every route. Belongs to one event loop; `open` and `aclose` bracket its life."""
 
@@ -142,9 +149,7 @@ class Service:
 
     async def heading(self, job_id: JobId) -> Heading:
         """What every frame of the job's answer repeats. Raises JobNotFound, QueueUnavailable."""
-        status = await self.client.job(job_id).status()
-        queue, card = await self.client.card(queue_of(job_id))
-        return Heading(job_id, queue, int(status.created_at), f"fp_{card.fingerprint}" if card.fingerprint else None)
+        return await heading_of(self.client, job_id)
 
     async def has_calls(self, job_id: JobId) -> bool:
         """True if the job's answers may write calls, as its first event says. Raises QueueUnavailable."""

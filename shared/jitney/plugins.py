@@ -16,6 +16,7 @@ GROUP: Final = "jitney.commands"
 
 SUMMARIES: Final = {
     "api": "Serve HTTP: OpenAI's endpoints and the jobs API.",
+    "batch": "Answer a file of requests, beside everybody else.",
     "bench": "Measure throughput and latency of a running stack.",
     "demo": "Run sixteen prompts on four seats and watch the batch.",
     "model": "Fetch a model once, or show where it lies.",
