@@ -20,6 +20,7 @@ SUMMARIES: Final = {
     "bench": "Measure throughput and latency of a running stack.",
     "demo": "Run sixteen prompts on four seats and watch the batch.",
     "model": "Fetch a model once, or show where it lies.",
+    "rq-worker": "Take RQ jobs that jitney generates, many at once.",
     "simulate": "Compare static and continuous batching on a virtual clock.",
     "up": "Run the local stack: Redis, API and worker.",
     "worker": "Serve a queue: claim jobs, generate, publish.",
