@@ -21,7 +21,7 @@ from jitney.keys import BatchKeys
 from jitney_api.batches.catalog import Catalog
 from jitney_api.batches.files import DirectoryStore
 from jitney_api.batches.ledger import Ledger, Order
-from jitney_api.batches.queueing import MAX_RETRIES, BatchQueue
+from jitney_api.batches.queueing import MAX_RETRIES, BatchQueue, rq_url
 from jitney_api.batches.records import Batch, FileRecord, FileUnknown, new_file_id
 from jitney_api.batches.sweeping import sweep, upkeep
 
@@ -181,6 +181,14 @@ async def test_batches_whose_worker_died_are_enqueued_by_rqs_own_count_of_retrie
     worker.register_death()
 
 
+def test_batches_are_enqueued_where_rqs_workers_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rq_url("redis://ours") == "redis://ours"
+    monkeypatch.setenv("RQ_REDIS_URL", "redis://theirs")
+    assert rq_url("redis://ours") == "redis://theirs"
+    monkeypatch.setenv("JITNEY_RQ__URL", "redis://named")
+    assert rq_url("redis://ours") == "redis://named"
+
+
 async def test_batches_are_restored_by_one_sweep_at_a_time(corner: Corner) -> None:
     batches = [await corner.batch() for _ in range(4)]
     for batch in batches:
@@ -199,7 +207,7 @@ async def test_batches_are_looked_after_by_the_upkeep(
     file = await corner.file()
     await corner.redis.zadd(BatchKeys.expiring, {file.id: 1})
     async with AsyncClient(redis_url) as client:
-        context: Any = SimpleNamespace(client=client, redis_url=redis_url)
+        context: Any = SimpleNamespace(client=client)
         done = await upkeep(context)
     assert done["expired_files"] == 1
     assert not await corner.has_content(file.id)

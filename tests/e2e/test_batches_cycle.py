@@ -1,4 +1,4 @@
-"""OpenAI's own client runs a batch from upload to output on the real stack, while one part after the other is killed."""
+"""OpenAI's own client runs a batch from upload to output on the real stack, while its parts are killed one by one."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from jitney.submission import check_idempotency_key
 from jitney_api.batches.catalog import Catalog
 from jitney_api.batches.files import FileStore, open_store
 from jitney_api.batches.ledger import Ledger, Order
-from jitney_api.batches.queueing import BatchQueue
+from jitney_api.batches.queueing import BatchQueue, rq_url
 from jitney_api.batches.records import Batch, BatchUnknown, FileRecord, FileUnknown, new_file_id
 from jitney_api.batches.schemas import BatchRequest
 from jitney_api.batches.settings import BatchSettings
@@ -30,7 +30,7 @@ class Desk:
         self.settings = settings
         self.catalog = Catalog(redis)
         self._ledger = Ledger(redis)
-        self._queue = BatchQueue(url)
+        self._queue = BatchQueue(rq_url(url))
         self._store: FileStore | None = None
 
     async def aclose(self) -> None:

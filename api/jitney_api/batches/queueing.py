@@ -11,6 +11,7 @@ A count that is used up, and a Redis that was rolled back, are nothing that RQ m
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import Final, Literal
 
 import redis
@@ -18,6 +19,8 @@ from rq import Queue
 from rq.exceptions import DuplicateJobError, NoSuchJobError
 from rq.job import Job, JobStatus, Retry
 from rq.serializers import JSONSerializer
+
+from jitney.rq.settings import RqSettings
 
 QUEUE: Final = "jitney"
 FUNCTION: Final = "jitney.rq.run_batch"
@@ -28,6 +31,12 @@ RESULT_S: Final = 24 * 3_600
 TIMEOUT_S: Final = 10.0
 
 Standing = Literal["held", "stopped", "gone"]
+
+
+def rq_url(url: str) -> str:
+    """Where `jitney rq-worker` looks: RQ's Redis if it has one of its own, else jitney's, `url`. Raises SettingsError."""
+    own = RqSettings.load().url
+    return os.environ.get("RQ_REDIS_URL", url) if own is None else own.get_secret_value()
 
 
 class BatchQueue:

@@ -17,7 +17,7 @@ from jitney.redis_link import answering
 from jitney_api.batches.catalog import Catalog
 from jitney_api.batches.files import FileStore, open_store
 from jitney_api.batches.ledger import Ledger
-from jitney_api.batches.queueing import BatchQueue
+from jitney_api.batches.queueing import BatchQueue, rq_url
 from jitney_api.batches.records import BatchUnknown, FileInUse, FileUnknown
 from jitney_api.batches.settings import BatchSettings
 
@@ -38,14 +38,11 @@ class Upkeep(Protocol):
     @property
     def client(self) -> AsyncClient: ...
 
-    @property
-    def redis_url(self) -> str: ...
-
 
 async def upkeep(context: Upkeep) -> dict[str, int]:
     """Entry point of `jitney.upkeep`: one sweep, with the store that the settings name."""
     settings = BatchSettings.load()
-    queue = BatchQueue(context.redis_url)
+    queue = BatchQueue(rq_url(context.client.redis_url))
     try:
         return await sweep(context.client.redis, open_store(settings), queue, keep_s=settings.keep_s)
     finally:
