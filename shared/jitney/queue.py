@@ -101,6 +101,11 @@ class Queue(DeadLetters, Upkeep):
         fields: Any = await self.redis.hgetall(self.keys.job(id))
         return replies.job_status(id, fields) if fields else None
 
+    async def job_of_key(self, tenant: str, idempotency_key: str) -> JobId | None:
+        """The job that a tenant's idempotency key answers for; None if there is none. Its record may be gone."""
+        known: Any = await self.redis.get(self.keys.idempotency(tenant, idempotency_key))
+        return None if known is None else JobId(replies.text(known).partition(" ")[0])
+
     async def read_log(self, id: JobId, after_seq: int = 0, *, count: int = LOG_PAGE) -> list[bytes] | None:
         """At most `count` events after `after_seq`, in order; None if neither log nor record exists."""
         return await folding.read_log(self.redis, self.keys, id, after_seq, count)
