@@ -11,7 +11,8 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from queue import Empty, SimpleQueue
+from queue import Empty
+from queue import Queue as Inbox
 from typing import Any, Final
 
 from redis.client import Pipeline
@@ -76,7 +77,8 @@ class HoldingWorker(Worker):
         self.held_jobs = held_jobs or HeldJobs()
         self.holdings: dict[str, Holding] = {}
         self._client_url = client_url
-        self._ended: SimpleQueue[Holding] = SimpleQueue()
+        # Not a SimpleQueue, which waits for ever (CPython 3.11) when a signal's handler outlasts its timeout.
+        self._ended: Inbox[Holding] = Inbox()
         self._to_finish: list[Holding] = []
         self._strangers = Strangers()
         self._holder: Holder | None = None
@@ -147,7 +149,8 @@ class HoldingWorker(Worker):
             return
         limit = job.timeout or self.queue_class.DEFAULT_TIMEOUT
         holder = self._open()
-        self.holdings[execution.id] = holder.hold(job, queue, execution, perform, limit if limit > 0 else None)
+        timeout_s = limit if limit > 0 else None
+        self.holdings[execution.id] = holder.hold(job, queue, execution, perform, timeout_s=timeout_s)
 
     def _open(self) -> Holder:
         """Loop and pulse, from the first job on."""
@@ -171,7 +174,7 @@ class HoldingWorker(Worker):
 
     def _finish(self, holding: Holding) -> None:
         """By RQ's own success or failure path, if the job is still ours."""
-        job, queue, execution = holding.job, holding.queue, holding.execution
+        job, queue, execution = holding.job, holding.rq_queue, holding.execution
         if self._release(holding) != "ours":
             return
         if holding.is_stopped and holding.error is not None:
@@ -302,7 +305,7 @@ class HoldingWorker(Worker):
             job = holding.job
             with self.connection.pipeline() as pipeline:
                 self.cleanup_execution(job, pipeline=pipeline, execution=holding.execution)
-                holding.queue._enqueue_job(job, pipeline=pipeline, at_front=True)
+                holding.rq_queue._enqueue_job(job, pipeline=pipeline, at_front=True)
                 pipeline.execute()
             _log.info("job_given_back", rq_job=job.id)
 
