@@ -56,7 +56,7 @@ class Progress:
 
 
 def _save_metas(jobs: list[Job]) -> None:
-    """All in one round trip. As `Job.save_meta`, but a record that was deleted meanwhile does not come back for ever."""
+    """All in one round trip. As `Job.save_meta`, but a record that was deleted meanwhile stays away."""
     with jobs[0].connection.pipeline(transaction=False) as pipeline:
         for job in jobs:
             pipeline.eval(_SAVE_IF_THERE, 1, job.key, job._serialize_meta())
