@@ -1,4 +1,4 @@
-"""`jitney up --bulk`: RQ jobs and Celery tasks are taken beside everything else, and nothing of it outlives the stack."""
+"""`jitney up --bulk`: RQ jobs and Celery tasks are taken beside all else, and nothing of it outlives the stack."""
 
 from __future__ import annotations
 
