@@ -15,7 +15,9 @@ from starlette.requests import ClientDisconnect
 
 from jitney.errors import JitneyError
 from jitney_api import (
+    routes_batches,
     routes_embeddings,
+    routes_files,
     routes_health,
     routes_jobs,
     routes_openai,
@@ -34,6 +36,8 @@ ROUTERS = (
     routes_openai.router,
     routes_responses.router,
     routes_embeddings.router,
+    routes_files.router,
+    routes_batches.router,
     routes_jobs.router,
     routes_tokens.router,
     routes_health.router,

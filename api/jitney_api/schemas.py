@@ -395,7 +395,7 @@ class DetokenizeRequest(Open):
     tokens: list[Int]
 
 
-Asked = TypeVar("Asked", bound=Open)
+Asked = TypeVar("Asked", bound=BaseModel)
 
 
 def parse(schema: type[Asked], body: dict[str, Any]) -> Asked:

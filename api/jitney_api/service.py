@@ -22,6 +22,7 @@ from jitney.result import terms_of
 from jitney.settings import client_settings
 from jitney.submission import check_against
 from jitney_api.answers import Heading
+from jitney_api.batches.desk import Desk
 from jitney_api.callers import Caller
 from jitney_api.keyring import Keyring
 from jitney_api.prompts import count_prompt
@@ -43,6 +44,13 @@ async def answering() -> AsyncIterator[None]:
         raise QueueUnavailable(f"Redis does not answer: {type(error).__name__}") from error
 
 
+async def heading_of(client: AsyncClient, job_id: JobId) -> Heading:
+    """What an answer to the job repeats. Raises JobNotFound, QueueUnavailable."""
+    status = await client.job(job_id).status()
+    queue, card = await client.card(queue_of(job_id))
+    return Heading(job_id, queue, int(status.created_at), f"fp_{card.fingerprint}" if card.fingerprint else None)
+
+
 class Service:
     """Behind every route. Belongs to one event loop; `open` and `aclose` bracket its life."""
 
@@ -54,6 +62,7 @@ class Service:
         self.tokenizers = Tokenizers(
             self.client.redis, max_loaded=settings.max_tokenizers, num_threads=settings.num_tokenizer_threads
         )
+        self.desk = Desk(self.client.redis, url, settings.batch)
         # None: nobody is asked for a key.
         self.keyring = (
             Keyring(settings.keys, self.client.redis, keep_s=settings.key_cache_s) if settings.asks_for_keys else None
@@ -68,6 +77,7 @@ class Service:
         if self.keyring is not None:
             await self.keyring.aclose()
         await self.tokenizers.aclose()
+        await self.desk.aclose()
         await self.client.aclose()
 
     async def enqueue(
@@ -139,9 +149,7 @@ class Service:
 
     async def heading(self, job_id: JobId) -> Heading:
         """What every frame of the job's answer repeats. Raises JobNotFound, QueueUnavailable."""
-        status = await self.client.job(job_id).status()
-        queue, card = await self.client.card(queue_of(job_id))
-        return Heading(job_id, queue, int(status.created_at), f"fp_{card.fingerprint}" if card.fingerprint else None)
+        return await heading_of(self.client, job_id)
 
     async def has_calls(self, job_id: JobId) -> bool:
         """True if the job's answers may write calls, as its first event says. Raises QueueUnavailable."""

@@ -107,6 +107,23 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
+class Credit:
+    """How many jobs a claim may take: of each band and all more urgent ones together, so no number is above the first.
+
+    interactive, standard, bulk: a worker whose seats hold bulk takes none of that, and others in its place.
+    """
+
+    interactive: int
+    standard: int
+    bulk: int
+
+    @classmethod
+    def of(cls, num_jobs: int) -> Credit:
+        """So many, whatever their band."""
+        return cls(num_jobs, num_jobs, num_jobs)
+
+
+@dataclass(frozen=True, slots=True)
 class Claimed:
     """Deliveries, and what else the claim found out.
 

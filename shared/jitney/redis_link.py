@@ -30,6 +30,7 @@ class RedisLink:
     """Jobs of one Redis server. See `jitney.link.Link`."""
 
     def __init__(self, url: str, *, destination: str | None, limits: Limits, durability: Durability, name: str) -> None:
+        self.url = url
         self._destination = destination
         self._limits = limits
         self._durability = durability

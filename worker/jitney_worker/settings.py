@@ -30,6 +30,7 @@ class EngineSection(BaseModel):
 
     max_num_seqs: seats; absent = 64 on a CPU, 256 on a GPU. num_kv_blocks, kv_cache_bytes: size of the KV
     cache, one or the other; absent = what the device leaves. max_model_len: absent = the model's own.
+    bulk_prefill_share: of a step's tokens, what prompts may fill when the last of them are bulk.
     """
 
     model_config = _FROZEN
@@ -42,6 +43,7 @@ class EngineSection(BaseModel):
     kv_cache_bytes: int | None = Field(None, ge=1)
     enable_prefix_caching: bool = True
     long_prefill_token_threshold: int = Field(0, ge=0)
+    bulk_prefill_share: float = Field(0.25, gt=0.0, le=1.0)
     policy: Policy = "continuous"
 
     @model_validator(mode="after")

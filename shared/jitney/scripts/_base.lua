@@ -23,3 +23,9 @@ end
 local function ring(bell)
   if redis.call('LLEN', bell) < BELL_SIZE then redis.call('RPUSH', bell, '1') end
 end
+
+-- One worker with free seats hears the bell. Of a job that goes before bulk all hear whose seats hold bulk.
+local function announce(band, bell)
+  ring(bell)
+  if band ~= BANDS[#BANDS] then redis.pcall('PUBLISH', P .. ':call', band) end
+end

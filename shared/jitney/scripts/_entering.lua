@@ -67,5 +67,5 @@ local function enter(new, idem)
     if queue_deadline > 0 then first = math.min(first, queue_deadline) end
     redis.call('ZADD', P .. ':deadlines', int(first), new.id)
   end
-  if not new.is_later then ring(P .. ':bell') end
+  if not new.is_later then announce(new.band, P .. ':bell') end
 end

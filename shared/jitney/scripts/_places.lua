@@ -92,13 +92,13 @@ local function hand(job)
   if not is_bound(job) then
     -- By a clock that was set back since, it was enqueued in the future: no claim would look at it till then.
     redis.call('ZADD', leases, math.min(job.at, NOW), job.id)
-    ring(P .. ':bell')
+    announce(job.band, P .. ':bell')
     return
   end
   redis.call('ZREM', leases, job.id)
   redis.call('ZADD', P .. ':held:' .. job.band .. ':' .. job.fp, job.at, job.id)
   redis.call('ZADD', P .. ':fps', 'NX', NOW, job.fp)
-  ring(P .. ':bell:' .. job.fp)
+  announce(job.band, P .. ':bell:' .. job.fp)
 end
 
 local function unplace(job)
@@ -128,7 +128,7 @@ local function make_due(limit)
       else
         push(job)
         save(job, 'state', 'waiting', 'eid', job.eid, 'since', NOW)
-        ring(P .. ':bell')
+        announce(job.band, P .. ':bell')
       end
     end
   end

@@ -7,10 +7,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from jitney.errors import JitneyError
-from jitney.keys import Fence
-from jitney.queue import Delivery, Held, Queue
+from jitney.keys import BANDS, Band, Fence
+from jitney.queue import Credit, Delivery, Held, Queue
 from jitney.retrying import retryable
 from jitney_worker.engine.protocol import Capacity
 from jitney_worker.runtime.aboard import Aboard
@@ -29,6 +30,7 @@ from jitney_worker.settings import WorkerSettings
 from jitney_worker.text.rules import StopRules
 
 LOOK_AGAIN_S = 0.05
+NO_CREDIT: Final = Credit.of(0)
 OVERDUE_INTERVALS = 2
 
 
@@ -86,18 +88,26 @@ class Board:
 
     # --- coming on board ---
 
-    def credit(self) -> int:
-        """How many jobs could be taken now."""
+    def credit(self) -> Credit:
+        """How many jobs could be taken now. Bulk leaves all seats to others: the engine lets those on in its place."""
         if self._with.is_stuck():
-            return 0  # whatever came would only wait here until its lease is over, and lose an attempt by it
+            return NO_CREDIT  # whatever came would only wait here until its lease is over, and lose an attempt by it
         if self._settings.engine.policy == "static":
-            return self._max_num_seqs if len(self) == 0 else 0
+            return Credit.of(self._max_num_seqs) if len(self) == 0 else NO_CREDIT
         if self._boarding.has_suspect or any(job.is_suspect for job in self._aboard):
-            return 0  # it may end this worker: nobody should be on board then who has not said anything yet
-        capacity = self.reports.capacity
-        if capacity.num_waiting and capacity.free_seats > 0:
+            return NO_CREDIT  # it may end this worker: nobody should be on board then who has not said anything yet
+        interactive, standard, bulk = map(self._room_for, BANDS)
+        return Credit(interactive, standard, bulk)
+
+    def _room_for(self, band: Band) -> int:
+        """Seats that jobs of this band could have, those claimed ahead included: all that more urgent ones leave."""
+        capacity, rank = self.reports.capacity, BANDS.index(band)
+        waiting = capacity.waiting_band
+        if waiting is not None and waiting <= rank and capacity.free_seats > 0:
             return 0  # seats are free but blocks are not: one more would only wait here instead of there
-        num_seats = sum(job.num_seats for job in self._aboard) + len(self._boarding)
+        at_least = BANDS[: rank + 1]
+        num_seats = sum(job.num_seats for job in self._aboard if job.band in at_least)
+        num_seats += self._boarding.num_of(at_least)
         return max(0, self._max_num_seqs + self._claim_ahead - num_seats)
 
     def take(self, delivery: Delivery) -> None:

@@ -41,7 +41,7 @@ class EngineThread(threading.Thread):
         self._snapshot_at = 0.0
         self._inside: set[SequenceId] = set()
         self._silent: set[SequenceId] = set()
-        self._room = (0, 0)
+        self._room: tuple[int, int, int | None] = (0, 0, None)
 
     def run(self) -> None:
         self.clock.progressed()

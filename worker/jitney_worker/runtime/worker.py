@@ -206,7 +206,13 @@ class Worker:
         self, board: Board, view: View, house: Housekeeping, claims: Redis, on_ready: Callable[[], None]
     ) -> int:
         claimer = self._claimer(board, claims)
-        control = Control(claims, Keys(self._crew.queue).ctl(self._crew.worker_id), lambda fence: board.lose([fence]))
+        control = Control(
+            claims,
+            Keys(self._crew.queue),
+            self._crew.worker_id,
+            on_cancel=lambda fence: board.lose([fence]),
+            on_call=board.room.set,
+        )
         claiming = asyncio.create_task(claimer.run(), name="claimer")
         others: list[asyncio.Task[Any]] = [
             asyncio.create_task(board.publish(), name="publisher"),

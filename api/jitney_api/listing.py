@@ -1,0 +1,24 @@
+"""OpenAI's shape of a page of objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class Listed(Protocol):
+    @property
+    def id(self) -> str: ...
+
+    def object(self) -> dict[str, Any]: ...
+
+
+def as_list(page: Sequence[Listed], has_more: bool) -> dict[str, Any]:
+    """The objects; the last one's id is what the next request says as `after`."""
+    return {
+        "object": "list",
+        "data": [one.object() for one in page],
+        "first_id": page[0].id if page else None,
+        "last_id": page[-1].id if page else None,
+        "has_more": has_more,
+    }
