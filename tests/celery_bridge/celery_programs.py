@@ -18,6 +18,7 @@ from celery import Celery
 from jitney.celery import install
 from jitney.celery.tasks import Generation
 from jitney.errors import JobFailed
+from jitney.tether import tether
 
 ROOT = Path(__file__).parents[2]
 LIVENESS_S = 60.0
@@ -87,6 +88,7 @@ class Worker:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=tether(signal.SIGKILL),
         )
 
     @property
