@@ -17,7 +17,6 @@ from jitney.celery.ride import Passenger, Ride
 from jitney.celery.settings import CelerySettings
 from jitney.celery.settling import Settlement
 from jitney.celery.station import Station
-from jitney.errors import JitneyError
 from jitney.logs import logger
 
 T = TypeVar("T")
@@ -116,11 +115,11 @@ class HeldPool:
             asked = asked_of(*passenger.call)
             async with asyncio.timeout(passenger.soft_limit_s) as limit:
                 return answered(await answer(client, asked, ride.partial))
-        except JitneyError as error:
-            return failed(error)
-        except TimeoutError:
+        except TimeoutError as error:
             if not limit.expired():
-                raise
+                return failed(error)
+        except Exception as error:  # whatever it is: a task that nobody ends is held for ever
+            return failed(error)
         self._post(lambda: passenger.timeout_callback(True, passenger.soft_limit_s))
         await cancel(client, asked)
         return failed(SoftTimeLimitExceeded())
