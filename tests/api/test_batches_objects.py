@@ -161,6 +161,12 @@ async def test_what_is_no_form_is_refused(
     assert (answer.status, error["param"], error["code"]) == (status, param, code)
 
 
+async def test_a_filename_that_is_half_a_character_can_be_told_again(api: Api) -> None:
+    body = form(PURPOSE, ('name="file"; filename="+2AA-.jsonl"', LINES))
+    answer = await api.post("/v1/files", body, content_type="multipart/form-data; boundary=XX; charset=utf-7")
+    assert (answer.status, (await answer.json())["filename"]) == (200, "?.jsonl")
+
+
 async def test_an_upload_has_limits_of_its_own(start_api: StartApi, tmp_path: Path) -> None:
     """Larger than any other body may be is fine; the file's own limit holds with and without a length; so does time."""
     files = tmp_path / "files"

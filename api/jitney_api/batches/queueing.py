@@ -34,7 +34,7 @@ Standing = Literal["held", "stopped", "gone"]
 
 
 def rq_url(url: str) -> str:
-    """Where `jitney rq-worker` looks: RQ's Redis if it has one of its own, else jitney's, `url`. Raises SettingsError."""
+    """Where `jitney rq-worker` looks: RQ's Redis if it has one of its own, else jitney's (`url`)."""
     own = RqSettings.load().url
     return os.environ.get("RQ_REDIS_URL", url) if own is None else own.get_secret_value()
 
