@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import secrets
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -446,6 +447,13 @@ async def test_a_store_that_does_not_work_is_a_503(start_api: StartApi, tmp_path
             await upload(client)
     assert refusal(broken)[:2] == (503, "file_store_unavailable")
     assert str(tmp_path) not in str(broken.value)
+
+
+async def test_an_upload_that_finds_no_room_is_a_503(openai: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with pytest.raises(sdk.InternalServerError, match="no room for the upload") as full:
+        await upload(openai, LINES * 20_000)
+    assert refusal(full)[:2] == (503, "file_store_unavailable")
 
 
 async def test_many_uploads_at_once_are_each_their_own(openai: AsyncOpenAI) -> None:
