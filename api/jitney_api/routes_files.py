@@ -51,7 +51,7 @@ async def list_files(
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
     order: Annotated[Direction, Query(description="by the time of creation")] = "desc",
     purpose: Annotated[str | None, Query(description="of this purpose alone")] = None,
-) -> dict[str, Any]:
+) -> Response:
     """The files of the caller's tenant."""
 
     def wanted(file: FileRecord) -> bool:
