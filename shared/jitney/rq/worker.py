@@ -47,6 +47,8 @@ class HoldingWorker(FinishingWorker):
     Raises SettingsError for queues that are not written in JSON.
     """
 
+    log_result_lifespan = False
+
     def __init__(
         self,
         queues: Iterable[Queue | str],
