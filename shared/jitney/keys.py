@@ -93,6 +93,8 @@ class Keys:
         self.sync = f"{self.prefix}:sync"
         self.sweep = f"{self.prefix}:sweep"
         self.looked = f"{self.prefix}:looked"
+        self.hooks = f"{self.prefix}:hooks"
+        self.dead_hooks = f"{self.prefix}:hooks:dead"
 
     def jobs(self, band: str, tenant: str) -> str:
         return f"{self.prefix}:jobs:{band}:{tenant}"
@@ -124,6 +126,10 @@ class Keys:
 
     def result(self, job_id: str) -> str:
         return f"{self.prefix}:result:{job_id}"
+
+    def hook(self, id: str) -> str:
+        """An announcement: of a job by its id."""
+        return f"{self.prefix}:hook:{id}"
 
     def bell_for(self, fingerprint: str) -> str:
         return f"{self.prefix}:bell:{fingerprint}"

