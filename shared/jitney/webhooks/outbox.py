@@ -97,6 +97,8 @@ async def keep_delivering(redis: Redis, settings: WebhookSettings) -> None:
             num_tried = await deliver_due(redis, settings, limit=settings.max_at_once)
         except QueueUnavailable as error:
             _log.warning("webhooks_wait", error=first_line(error))
+        except Exception:  # whatever it is, the next round may do better, and nobody else would make one
+            _log.exception("webhooks_failed")
         if num_tried < settings.max_at_once:
             await asyncio.sleep(settings.poll_s)
 
@@ -165,7 +167,7 @@ async def _tell_and_settle(outbox: Announcements, one: Announcement, settings: W
         _log.warning(
             "webhook_given_up" if verdict.outcome == "dead" else "webhook_failed",
             id=one.id,
-            event=event_type(one.object, one.ending),
+            type=event_type(one.object, one.ending),
             attempt=one.attempt,
             trouble=trouble,
         )

@@ -60,7 +60,8 @@ async def post(
     Raises RefusedEndpoint when the name leads where nothing is sent, TimeoutError, OSError, and httpcore2's errors.
     """
     url = httpcore2.URL(scheme=endpoint.scheme, host=endpoint.host, port=endpoint.port, target=endpoint.target)
-    sent: dict[bytes | str, bytes | str] = {"host": endpoint.authority, "content-type": "application/json", "user-agent": "jitney", **headers}
+    own = {"host": endpoint.authority, "content-type": "application/json", "user-agent": "jitney"}
+    sent = [*own.items(), *headers.items()]
     backend = _Judging(endpoint, resolver)
     async with (
         asyncio.timeout(timeout_s),
