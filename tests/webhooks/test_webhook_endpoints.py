@@ -116,7 +116,7 @@ def test_an_address_of_a_webhook_is_one_thing_however_it_is_written() -> None:
 
 @pytest.mark.parametrize("entry", ["*", "*.com", "https://a.example", "a.example/", "a.*.example", "", "a:b", "a:0"])
 def test_an_entry_that_is_no_webhook_host_is_refused(entry: str) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"no host|ports are|top-level"):
         allowed_host(entry)
 
 

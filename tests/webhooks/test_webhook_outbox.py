@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.contract.contract_driver import Driver
 from tests.conftest import WriteCard
+from tests.contract.contract_driver import Driver
 from tests.webhooks.receiver import Receiver, answer, settings_for
 
 from jitney.connection import Redis
