@@ -14,7 +14,7 @@ import typer
 
 from jitney.cards import list_cards
 from jitney.connection import Redis, connect
-from jitney.dead_view import when
+from jitney.dead_view import printable, when
 from jitney.keys import Keys
 from jitney.plugins import outcomes
 from jitney.redis_link import answering
@@ -76,7 +76,8 @@ def secret() -> None:
 
 def _row(one: Kept) -> tuple[str, ...]:
     event = event_type(one.object, one.ending)
-    return (one.id, event, one.state, when(one.when), str(one.num_attempts), one.url, one.trouble)
+    shown = (one.id, event, one.state, when(one.when), str(one.num_attempts), one.url, one.trouble)
+    return tuple(map(printable, shown))
 
 
 async def _kept(redis: Redis, limit: int) -> list[Kept]:
