@@ -110,6 +110,8 @@ async def test_a_strangers_value_in_place_of_the_webhooks_holds_up_no_job(
     await driver.redis.zadd(driver.keys.hooks, {id: 1})
     assert await outbox.claim(10, LEASE_S) == []
     assert await driver.redis.zcard(driver.keys.hooks) == 0
+    await driver.redis.set(driver.keys.hooks, "x")
+    assert await outbox.claim(10, LEASE_S) == []
 
 
 async def test_a_job_queued_anew_has_its_webhook_too(driver: Driver, outbox: Announcements) -> None:
@@ -185,6 +187,8 @@ async def test_a_webhook_is_given_up_after_its_last_attempt_and_can_be_tried_ane
         assert await deliver_due(driver.redis, settings, limit=10) == 1
         [waiting] = await outbox.kept(10)
         assert (waiting.state, waiting.trouble, waiting.num_attempts) == ("waiting", "HTTP 500", 2 * round - 1)
+        now, _ = await driver.redis.time()
+        assert waiting.when - now <= settings.backoff_s + 1.0
         await lapse(driver, id)
         assert await deliver_due(driver.redis, settings, limit=10) == 1
         [dead] = await outbox.kept(10)
@@ -255,6 +259,17 @@ async def test_the_end_of_a_batch_is_announced_by_webhook_once(redis: Redis, rec
     assert told["POST /own HTTP/1.1"]["id"] == event_id("batch", "completed", "batch_1")
     assert told["POST /hook HTTP/1.1"]["data"] == {"id": "batch_2"}
     assert not [name async for name in redis.scan_iter(f"{BATCHES}:*")]
+
+
+async def test_a_batch_that_is_announced_again_while_its_webhook_is_under_way_is_not_told_twice(
+    redis: Redis, receiver: Receiver
+) -> None:
+    settings = settings_for(receiver, url=receiver.url())
+    await announce(redis, settings, event="batch.failed", object_id="batch_1")
+    [one] = await Announcements(redis, BATCHES).claim(10, LEASE_S)
+    await announce(redis, settings, event="batch.failed", object_id="batch_1")
+    assert await deliver_due(redis, settings, limit=10) == 0
+    assert await Announcements(redis, BATCHES).settle(one, "told")
 
 
 async def test_a_batch_is_announced_by_webhook_to_nobody_unless_somebody_is_named(

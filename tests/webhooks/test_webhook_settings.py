@@ -48,6 +48,7 @@ def test_the_deployments_own_webhook_endpoint_stands_in_for_one_that_is_not_name
         ({"secret": SECRET}, "secret needs allowed_hosts"),
         ({**ON, "secret": "hunter2hunter2hunter2hunter2hunter2"}, r"webhooks\.secret: must be whsec_"),
         ({**ON, "secret": "whsec_c2hvcnQ="}, "24 to 64 bytes"),
+        ({**ON, "secret": SECRET.removeprefix("whsec_")}, r"webhooks\.secret: must be whsec_"),
         ({**ON, "secret": "whsec_!!!"}, r"webhooks\.secret: must be whsec_"),
         ({**ON, "secret": "  "}, r"webhooks\.secret: is empty"),
         ({**ON, "private_hosts": ("b.example",)}, "private_hosts names b.example"),

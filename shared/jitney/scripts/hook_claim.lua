@@ -8,7 +8,7 @@ clear_unless('zset', HOOKS)
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', HOOKS, '-inf', NOW, 'LIMIT', 0, limit)) do
   local hook = P .. ':hook:' .. id
   local told = redis.pcall('HMGET', hook, 'object', 'ending', 'url', 'at', 'forgiven')
-  if told.err or not (told[1] and told[2] and told[3]) then
+  if not (told[1] and told[2] and told[3]) then
     forget_hook(id)
   else
     local tries = redis.call('HINCRBY', hook, 'tries', 1)
