@@ -21,6 +21,7 @@ from jitney.records import JobStatus
 from jitney.result import terms_of
 from jitney.settings import client_settings
 from jitney.submission import check_against
+from jitney.tasks import end_tasks
 from jitney.webhooks.outbox import check_installed, keep_delivering
 from jitney.webhooks.settings import WebhookSettings
 from jitney.webhooks.wish import Webhook
@@ -68,10 +69,10 @@ class Service:
 
     async def aclose(self) -> None:
         """Close the connections. Jobs go on: the end of this process is nobody's disconnect."""
-        beside = [*self._graces, *self._delivering]
-        for task in beside:
-            task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
+        await end_tasks(self._delivering)
+        for grace in self._graces:
+            grace.cancel()
+        await asyncio.gather(*self._graces, return_exceptions=True)
         if self.keyring is not None:
             await self.keyring.aclose()
         await self.tokenizers.aclose()
