@@ -27,6 +27,7 @@ from pydantic import BaseModel
 
 from jitney.embedded import find_server
 from jitney.settings import ClientSettings
+from jitney.webhooks.settings import WebhookSettings
 from jitney_api.settings import ApiSettings
 from jitney_worker.settings import WorkerSettings
 
@@ -176,6 +177,7 @@ def settings_names() -> set[str]:
     """Every environment variable that some process of ours reads."""
     names = {f"JITNEY_{name.upper()}" for name in ClientSettings.model_fields}
     names |= {f"JITNEY_API__{name.upper()}" for name in ApiSettings.model_fields}
+    names |= {f"JITNEY_WEBHOOKS__{name.upper()}" for name in WebhookSettings.model_fields}
     for name, field in WorkerSettings.model_fields.items():
         section = field.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
@@ -267,7 +269,7 @@ class Here:
         word = word.replace("redis://redis:6379/", f"redis://127.0.0.1:{self.redis_port}/")
         word = word.replace("127.0.0.1:8000", f"127.0.0.1:{self.api_port}")
         word = word.replace("${JITNEY_MODEL:-smollm2-135m-instruct}", str(self.model))
-        word = re.sub(r"\$\{\w+:-(\w+)\}", r"\1", word)  # nobody has set it
+        word = re.sub(r"\$\{\w+:-(\w*)\}", r"\1", word)  # nobody has set it
         words = {
             "0.0.0.0": "127.0.0.1",
             "8000": str(self.api_port),
