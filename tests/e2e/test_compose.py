@@ -34,6 +34,7 @@ from jitney.embedded import find_server
 from jitney.rq.settings import RqSettings
 from jitney.settings import ClientSettings
 from jitney_api.batches.settings import BatchSettings
+from jitney.webhooks.settings import WebhookSettings
 from jitney_api.settings import ApiSettings
 from jitney_worker.settings import WorkerSettings
 
@@ -207,6 +208,7 @@ def settings_names() -> set[str]:
     names |= {f"JITNEY_BATCH__{name.upper()}" for name in BatchSettings.model_fields}
     names |= {f"JITNEY_RQ__{name.upper()}" for name in RqSettings.model_fields}
     names |= {f"JITNEY_CELERY__{name.upper()}" for name in CelerySettings.model_fields}
+    names |= {f"JITNEY_WEBHOOKS__{name.upper()}" for name in WebhookSettings.model_fields}
     for name, field in WorkerSettings.model_fields.items():
         section = field.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
@@ -303,7 +305,7 @@ class Here:
         word = word.replace("redis://redis:6379/", f"redis://127.0.0.1:{self.redis_port}/")
         word = word.replace("127.0.0.1:8000", f"127.0.0.1:{self.api_port}")
         word = word.replace("${JITNEY_MODEL:-smollm2-135m-instruct}", str(self.model))
-        word = re.sub(r"\$\{\w+:-(\w+)\}", r"\1", word)  # nobody has set it
+        word = re.sub(r"\$\{\w+:-(\w*)\}", r"\1", word)  # nobody has set it
         words = {
             "/var/lib/jitney/files": str(self.directory / "files"),
             "0.0.0.0": "127.0.0.1",
