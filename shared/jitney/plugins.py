@@ -20,6 +20,7 @@ SUMMARIES: Final = {
     "demo": "Run sixteen prompts on four seats and watch the batch.",
     "model": "Fetch a model once, or show where it lies.",
     "simulate": "Compare static and continuous batching on a virtual clock.",
+    "trace": "Print what a recorded worker did between two steps.",
     "up": "Run the local stack: Redis, API and worker.",
     "worker": "Serve a queue: claim jobs, generate, publish.",
 }
@@ -33,6 +34,7 @@ EXTRAS: Final = {
     "rq": ("rq",),
     "celery": ("celery", "kombu"),
     "guided": ("llguidance",),
+    "pictures": ("resvg_py",),
     "otel": ("opentelemetry",),
 }
 """Which extra brings which module, as in pyproject.toml."""
