@@ -30,14 +30,15 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """One run of one worker. came: everybody that ever came in, by number, with the step that they could first be in.
+    """One run of one worker. came: everybody that ever came in, by number.
 
-    last_came, last_dropped: after the last step. is_cut: it went on when its record had reached its bound.
+    first_came_s: when the first of them did. last_came, last_dropped: after the last step. is_cut: it went on when its record had reached its bound.
     """
 
     began: Began
     boundaries: tuple[Boundary, ...]
     came: dict[int, Came]
+    first_came_s: float = 0.0
     last_came: tuple[Came, ...] = ()
     last_dropped: tuple[Dropped, ...] = ()
     is_cut: bool = False
@@ -65,6 +66,7 @@ class RecordedRun:
 class _Reader:
     began: Began
     boundaries: list[Boundary] = field(default_factory=list)
+    first_came_s: float = 0.0
     everybody: dict[int, Came] = field(default_factory=dict)
     came: list[Came] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
@@ -73,6 +75,7 @@ class _Reader:
     def take(self, line: Line) -> None:
         match line.entry:
             case Came() as came:
+                self.first_came_s = self.first_came_s or line.at_s
                 self.everybody[came.number] = came
                 self.came.append(came)
             case Dropped() as dropped:
@@ -89,6 +92,7 @@ class _Reader:
             self.began,
             tuple(self.boundaries),
             self.everybody,
+            self.first_came_s,
             tuple(self.came),
             tuple(self.dropped),
             self.is_cut,

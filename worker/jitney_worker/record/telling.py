@@ -20,7 +20,7 @@ def tell_run(run: RecordedRun) -> Iterator[str]:
     yield _worker(run)
     yield f"{run.range}{', cut off at the bound of its size' if run.is_cut else ''}: {len(run.came):,} came in"
     yield (
-        f"{num_tokens:,} tokens computed, {num_gained:,} of them new ones; "
+        f"{num_tokens:,} tokens computed, {num_gained:,} gained; "
         f"{_count(num_preempted, 'preemption')}, {_count(num_again, 'token')} computed again for them"
     )
 
