@@ -70,6 +70,7 @@ def crew_of(
         fingerprint=fingerprint,
         features={**engine.features, **features},
         worker_id=worker_id,
+        recorder=recorder,
     )
 
 

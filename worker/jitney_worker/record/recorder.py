@@ -52,13 +52,14 @@ class Recorder:
             self._log.warning("record_full", hint="raise worker.record_max_bytes to keep more")
         try:
             self._file.write(line)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # of a file that was closed over a thread that hung
             self._log.error("record_broke", error=repr(error))
-            self._close()
+            self.close()
         if self._num_bytes_left < 0:
-            self._close()
+            self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """No more: the engine's thread has ended, or hangs for good."""
         if self._file is not None:
             self._file.close()
         self._file = None
