@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.engine.scripted_model import HashModel
-from tests.runtime.harness import LIVENESS_S, Ears, StartWorker
+from tests.runtime.harness import LIVENESS_S, Ears, StartWorker, Turnstile
 
 from jitney import AsyncClient
 from jitney.connection import Redis
@@ -18,12 +18,14 @@ from jitney.errors import SettingsError
 from jitney.workers import Departure, list_workers
 from jitney_worker.engine.protocol import ModelOutput, ModelRunner, SchedulerOutput
 from jitney_worker.engine.witness import Left
-from jitney_worker.model.runner import TorchRunner, load_runner
+from jitney_worker.model.runner import load_runner
 from jitney_worker.record.reading import RecordedRun, read_runs
 from jitney_worker.simulate.timeline import of_record
 
 LENGTHS = (40, 9, 60, 33, 25, 12, 48, 5, 17, 30)
-"""Of ten jobs on four seats, whose cache holds less than four of the longest."""
+"""Of ten jobs on four seats; the cache has no room for the first and the third of them at once."""
+
+NUM_BLOCKS = 8
 
 
 @dataclass
@@ -73,23 +75,27 @@ async def lived(
     queue_name: str,
     tiny_directory: Path,
     tmp_path: Path,
+    ears: Ears,
 ) -> Lived:
     """Ten jobs on a tiny model; another one is cancelled when it has said something."""
-    runner: TorchRunner = load_runner(tiny_directory, dtype="float32", device="cpu", num_blocks=12)
+    runner = load_runner(tiny_directory, dtype="float32", device="cpu", num_blocks=NUM_BLOCKS)
     seen = Seen(runner)
-    engine: dict[str, Any] = {"num_blocks": 12, "block_size": runner.block_size, "max_num_batched_tokens": 24}
+    turnstile = Turnstile(seen)
+    engine: dict[str, Any] = {"num_blocks": NUM_BLOCKS, "block_size": runner.block_size, "max_num_batched_tokens": 24}
     path = tmp_path / "run.jsonl"
     settings = {"worker": {"record": path, "snapshot_every_s": 0.05}}
-    async with start_worker(seen, engine=engine, **settings):
-        cancelled = await client.enqueue([3, 1, 4], max_tokens=150, ignore_eos=True)
-        async for event in cancelled.stream():
-            if event.type == "tokens":
-                break
+    async with start_worker(turnstile, engine=engine, **settings):
+        cancelled = await client.enqueue([3, 1, 4], max_tokens=100, ignore_eos=True)
+        await turnstile.until_step()
+        turnstile.pass_one()
+        await turnstile.until_step()
         jobs = [
             await client.enqueue([n, *range(20, 30 + n)], max_tokens=length, ignore_eos=True)
             for n, length in enumerate(LENGTHS)
         ]
         await cancelled.cancel()
+        await ears.until("job_lost")
+        turnstile.open()
         results = [await job.result(LIVENESS_S) for job in jobs]
         left = await departures(redis, queue_name, len(jobs))
     logs = {
