@@ -39,7 +39,7 @@ def tell_boundary(run: RecordedRun, boundary: Boundary) -> Iterator[str]:
     yield _line("waiting", f"{step.num_waiting:,}")
     yield _line("blocks", _blocks(run, step))
     yield ""
-    yield "seat  who   computes                       gains"
+    yield "seat  who   computes                              gains"
     rows = {row.seat: row for row in step.rows}
     for seat in range(run.began.num_seats):
         if seat in rows:
@@ -139,7 +139,7 @@ def _seat(run: RecordedRun, row: Row) -> str:
     again = f", {row.recomputed:,} again" if row.recomputed else ""
     reads = row.start < run.came[row.number].num_prompt_tokens or num_tokens > 1
     what = f"{where}{again} ({'prefill' if reads else 'decode'})"
-    return f"{row.seat + 1:>4}  {f'#{row.number}':<5} {what:<30} {row.gained or '-'}"
+    return f"{row.seat + 1:>4}  {f'#{row.number}':<5} {what:<37} {row.gained or '-'}"
 
 
 def _count(number: int, noun: str) -> str:
