@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from jitney.shows import asset
-from jitney_worker.simulate.timeline import Lane, Timeline
+from jitney_worker.simulate.run import simulate_policies
+from jitney_worker.simulate.scenarios import SIXTEEN_JOBS
+from jitney_worker.simulate.timeline import Lane, Timeline, of_comparison
 
 _POLICIES = {
     "naive": "one job at a time",
@@ -66,6 +69,13 @@ def element(timeline: Timeline) -> str:
     """The element with its data in it. A `<` in a name would otherwise end the script that holds it."""
     data = json.dumps(wire(timeline), separators=(",", ":")).replace("<", "\\u003c")
     return f'<jitney-lockstep><script type="application/json">{data}</script></jitney-lockstep>'
+
+
+def two_policies() -> str:
+    """The file `sixteen-jobs.json` of `jitney.shows`: the two policies that share seats, for pages without a simulator."""
+    timeline = of_comparison(simulate_policies(SIXTEEN_JOBS, num_seats=4, step_s=0.05))
+    lanes = tuple(lane for lane in timeline.lanes if lane.name != "naive")
+    return json.dumps(wire(replace(timeline, lanes=lanes)), separators=(",", ":")) + "\n"
 
 
 def style() -> str:
