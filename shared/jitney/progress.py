@@ -1,4 +1,4 @@
-"""Progress where people wait: a bar on a terminal, a plain line now and then anywhere else, nothing for what is short."""
+"""Progress where people wait: a bar on a terminal, a line now and then elsewhere, and nothing for what is short."""
 
 from __future__ import annotations
 

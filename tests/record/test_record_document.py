@@ -17,7 +17,9 @@ from jitney_worker.simulate.timeline import of_record
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGE = DOCS / "between-two-steps.md"
-BLOCKS = re.findall(r"^```\n\$ jitney trace (.*?)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(
+    r"^```\n\$ jitney trace (.*?)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+)
 
 app = typer.Typer()
 app.command()(trace)

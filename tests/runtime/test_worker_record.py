@@ -120,15 +120,15 @@ async def test_the_record_of_a_real_run_is_what_model_worker_logs_and_timeline_s
             gained[lived.name(row.number)] += row.gained
     gained.pop(lived.cancelled)
     assert gained == {name: num_tokens for name, (num_tokens, _) in lived.logs.items()}
-    joined = {
-        lived.name(one.number): step.step for step in record.steps for one in step.joined if not one.again
-    }
+    joined = {lived.name(one.number): step.step for step in record.steps for one in step.joined if not one.again}
     assert {f"{left.job}/{left.choice}": (left.joined_step, left.left_step) for left in lived.departures} == {
         name: (joined[name], step) for name, (step, _) in ended.items()
     }
     drops = [lived.name(one.number) for boundary in record.boundaries for one in boundary.dropped]
     assert drops == [lived.cancelled]
-    assert sum(len(step.preempted) for step in record.steps) > 0, "nobody was preempted: the test shows less than it says"
+    assert sum(len(step.preempted) for step in record.steps) > 0, (
+        "nobody was preempted: the test shows less than it says"
+    )
 
 
 async def test_the_timeline_shows_the_seats_of_the_record_step_by_step(lived: Lived) -> None:
@@ -160,14 +160,18 @@ async def test_a_record_holds_neither_prompt_nor_text_nor_fence(
     assert came.id == f"{job.id}/0"
 
 
+def files_in(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir())
+
+
 async def test_without_being_asked_a_worker_writes_no_record(
     start_worker: StartWorker, client: AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = sorted(tmp_path.iterdir())
+    before = files_in(tmp_path)
     monkeypatch.chdir(tmp_path)
     async with start_worker():
         await (await client.enqueue([1], max_tokens=2)).result(LIVENESS_S)
-    assert sorted(tmp_path.iterdir()) == before
+    assert files_in(tmp_path) == before
 
 
 async def test_a_record_that_is_full_ends_and_the_run_goes_on(

@@ -46,7 +46,7 @@ class Came:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A sequence was taken out from outside: cancelled, over its time, handed back or taken over. seat: None = it waited."""
+    """A sequence was taken out: cancelled, over its time, handed back or taken over. seat: None = it waited."""
 
     number: int
     seat: int | None

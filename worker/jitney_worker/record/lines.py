@@ -10,8 +10,6 @@ from pydantic import Field, TypeAdapter, with_config
 from jitney_worker.engine.settings import EngineSettings, Policy
 from jitney_worker.engine.witness import Came, Dropped, Step
 
-VERSION = 1
-
 
 @dataclass(frozen=True, slots=True)
 class Began:
@@ -27,7 +25,7 @@ class Began:
     block_size: int
     at: float
     kind: Literal["began"] = "began"
-    v: Literal[1] = VERSION
+    v: Literal[1] = 1
 
     @classmethod
     def of(cls, settings: EngineSettings, *, worker: str, queue: str, model: str, at: float) -> Began:

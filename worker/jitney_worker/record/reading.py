@@ -32,7 +32,8 @@ class Boundary:
 class RecordedRun:
     """One run of one worker. came: everybody that ever came in, by number.
 
-    first_came_s: when the first of them did. last_came, last_dropped: after the last step. is_cut: it went on when its record had reached its bound.
+    first_came_s: when the first of them did. last_came, last_dropped: after the last step.
+    is_cut: the run went on when its record had reached its bound.
     """
 
     began: Began

@@ -93,7 +93,8 @@ def _line(name: str, sentence: str) -> str:
 
 def _came(came: Came) -> str:
     before = f", {came.num_output_tokens:,} said before by another worker" if came.num_output_tokens else ""
-    return f"#{came.number} {came.id}: {_count(came.num_prompt_tokens, 'prompt token')}{before}, up to {came.max_tokens:,} new"
+    prompt = _count(came.num_prompt_tokens, "prompt token")
+    return f"#{came.number} {came.id}: {prompt}{before}, up to {came.max_tokens:,} new"
 
 
 def _dropped(dropped: Dropped) -> str:
@@ -114,7 +115,9 @@ def _preempted(preempted: Preempted) -> str:
 
 def _joined(joined: Joined) -> str:
     again = ", again" if joined.again else ""
-    return f"#{joined.number} to seat {joined.seat + 1}{again}: {_count(joined.num_cached_tokens, 'token')} from the cache"
+    return (
+        f"#{joined.number} to seat {joined.seat + 1}{again}: {_count(joined.num_cached_tokens, 'token')} from the cache"
+    )
 
 
 def _budget(run: RecordedRun, step: Step) -> str:

@@ -72,7 +72,7 @@ def element(timeline: Timeline) -> str:
 
 
 def two_policies() -> str:
-    """The file `sixteen-jobs.json` of `jitney.shows`: the two policies that share seats, for pages without a simulator."""
+    """`sixteen-jobs.json` of `jitney.shows`: the two policies that share seats, for pages that have no simulator."""
     timeline = of_comparison(simulate_policies(SIXTEEN_JOBS, num_seats=4, step_s=0.05))
     lanes = tuple(lane for lane in timeline.lanes if lane.name != "naive")
     return json.dumps(wire(replace(timeline, lanes=lanes)), separators=(",", ":")) + "\n"

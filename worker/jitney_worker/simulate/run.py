@@ -171,9 +171,7 @@ class _Lane:
             self.spans[delta.id] = (self._completed_before[delta.joined_step], num_completed)
 
 
-def simulate_policies(
-    scenario: Scenario, *, num_seats: int, step_s: float, tell: Tells = lambda _: None
-) -> Comparison:
+def simulate_policies(scenario: Scenario, *, num_seats: int, step_s: float, tell: Tells = lambda _: None) -> Comparison:
     """Run the scenario under every policy, in lockstep: each tick of the clock is one step of every engine.
 
     tell: is told now and then how many tokens all of them have come to.

@@ -1,4 +1,4 @@
-"""Seats over time as plain figures: what the picture draws and the animation plays, of a simulated or a recorded run."""
+"""Seats over time as plain figures: what picture and animation show, of a simulated or a recorded run."""
 
 from __future__ import annotations
 
