@@ -19,7 +19,8 @@
     ├── LeaseLost                  another worker owns the job now
     ├── SettingsError              a setting contradicts another one
     ├── ModelError                 weights or tokenizer cannot be used
-    └── ServerError                the embedded server cannot be started
+    ├── ServerError                the embedded server cannot be started
+    └── BadRecord                  a file is no record of a worker's run
 
 Every class has a `type` (OpenAI's error type) and a `code`; both travel in a `failed` event.
 """
@@ -228,3 +229,9 @@ def first_line(error: BaseException) -> str:
     """An error's message as part of one line."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+class BadRecord(JitneyError):
+    """A file is no record of a worker's run, or a line of it says what cannot be; the message names the line."""
+
+    code = "bad_record"

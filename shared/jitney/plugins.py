@@ -23,6 +23,7 @@ SUMMARIES: Final = {
     "model": "Fetch a model once, or show where it lies.",
     "rq-worker": "Take RQ jobs that jitney generates, many at once.",
     "simulate": "Compare static and continuous batching on a virtual clock.",
+    "trace": "Print what a recorded worker did between two steps.",
     "up": "Run the local stack: Redis, API and worker.",
     "worker": "Serve a queue: claim jobs, generate, publish.",
 }
@@ -37,6 +38,7 @@ EXTRAS: Final = {
     "s3": ("s3fs",),
     "celery": ("celery", "kombu"),
     "guided": ("llguidance",),
+    "pictures": ("resvg_py",),
     "otel": ("opentelemetry",),
 }
 """Which extra brings which module, as in pyproject.toml."""

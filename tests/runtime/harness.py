@@ -140,6 +140,8 @@ def crew(settings: WorkerSettings, tokenizer: Tokenizer, runner: ModelRunner, en
         fingerprint="hash.1",
         worker_id=settings.worker.id or "w1",
         hidden_size=getattr(runner, "hidden_size", 0),
+        record=settings.worker.record,
+        record_max_bytes=settings.worker.record_max_bytes,
     )
 
 

@@ -63,6 +63,8 @@ def build_crew(settings: WorkerSettings) -> Crew:
         vocab_size=runner.vocab_size,
         eos_token_ids=runner.eos_token_ids,
         hidden_size=runner.hidden_size,
+        record=settings.worker.record,
+        record_max_bytes=settings.worker.record_max_bytes,
         dtype=runner.dtype,
         device=runner.device,
         decoder=runner.config.source,

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -30,6 +31,9 @@ LeaseS = Annotated[float | None, typer.Option("--lease-s", help="seconds until a
 NumThreads = Annotated[int | None, typer.Option("--num-threads", help="CPU threads for the model")]
 Quantization = Annotated[str | None, typer.Option("--quantization", help="of the weights: none or int8")]
 MetricsPort = Annotated[int | None, typer.Option("--metrics-port", help="serve Prometheus metrics on this port")]
+Record = Annotated[
+    Path | None, typer.Option("--record", dir_okay=False, help="write down every step, for `jitney trace`")
+]
 Offline = Annotated[bool, typer.Option("--offline", help="never fetch a model")]
 
 
@@ -48,6 +52,7 @@ def settings_from_flags(
     lease_s: float | None = None,
     num_threads: int | None = None,
     quantization: str | None = None,
+    record: Path | None = None,
     offline: bool = False,
 ) -> WorkerSettings:
     """Environment below, flags on top. Raises SettingsError by name and value."""
@@ -68,6 +73,7 @@ def settings_from_flags(
             "policy": policy,
         },
         lease={"duration_s": lease_s},
+        worker={"record": record},
     )
 
 
@@ -85,6 +91,7 @@ def worker(
     lease_s: LeaseS = None,
     num_threads: NumThreads = None,
     quantization: Quantization = None,
+    record: Record = None,
     offline: Offline = False,
 ) -> None:
     """Serve a model: claim jobs, run them in one continuous batch, stream their tokens."""
@@ -103,6 +110,7 @@ def worker(
         lease_s=lease_s,
         num_threads=num_threads,
         quantization=quantization,
+        record=record,
         offline=offline,
     )
     leave(asyncio.run(serve(settings)))

@@ -6,7 +6,7 @@ Every one can be set as JITNEY_<SECTION>__<NAME>, in the environment or in `.env
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -16,6 +16,8 @@ from jitney.errors import SettingsError
 from jitney.keys import check_queue_name, queue_name_for
 from jitney.settings import DEFAULT_URL, client_settings, usable_url
 from jitney_worker.engine.settings import Policy
+
+RECORD_MAX_BYTES: Final = 256 << 20
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -95,6 +97,8 @@ class WorkerSection(BaseModel):
     once none has been seen; then, by resume_mismatch, it fails with its partial text, or any build goes on with it and
     the terminal event says so.
     allow_evicting_server: start also where the server throws accepted jobs away when its memory is full.
+    record: a file to which every step is written, for `jitney trace` and `jitney simulate`; absent = none. It grows by
+    about 25 bytes for each running sequence and step, and ends at record_max_bytes.
     """
 
     model_config = _FROZEN
@@ -112,6 +116,8 @@ class WorkerSection(BaseModel):
     resume_wait_s: float = Field(60.0, ge=0.0)
     resume_mismatch: ResumeMismatch = "fail"
     allow_evicting_server: bool = False
+    record: Path | None = None
+    record_max_bytes: int = Field(RECORD_MAX_BYTES, ge=1)
 
     @property
     def max_steps_held(self) -> int:

@@ -41,6 +41,11 @@ class BlockManager:
         """Blocks that nobody uses, whether they still hold something or not."""
         return len(self._blank) + len(self._cached)
 
+    @property
+    def num_cached(self) -> int:
+        """Of the free ones, those with content that a prompt may hit."""
+        return len(self._cached)
+
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that so many tokens fill, the last one perhaps in part."""
         return -(-num_tokens // self.block_size)

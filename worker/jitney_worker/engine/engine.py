@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from jitney_worker.engine.blocks import BlockManager
@@ -19,13 +20,14 @@ from jitney_worker.engine.protocol import (
 from jitney_worker.engine.scheduler import Scheduler
 from jitney_worker.engine.sequence import Sequence, SequenceId, SequenceRequest
 from jitney_worker.engine.settings import EngineSettings
+from jitney_worker.engine.witness import Came, Dropped, Step, Witness
 
 
 class LocalEngine:
     """Fulfils the `Engine` protocol. One thread calls it; `features` and `check_fits` may be called from any.
 
     text_rules: needed only if sequences with stop strings or structures are added.
-    hash_block: hash of the prefix cache; a test may pass a weak one.
+    hash_block: hash of the prefix cache; a test may pass a weak one. record: is told of every arrival, drop and step.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class LocalEngine:
         text_rules: TextRules | None = None,
         *,
         hash_block: HashBlock = sha256_digest,
+        record: Callable[[Came | Dropped | Step], None] | None = None,
     ) -> None:
         self.settings = settings
         self._runner = runner
@@ -45,6 +48,7 @@ class LocalEngine:
             hash_block=hash_block,
         )
         self._scheduler = Scheduler(settings, blocks, text_rules)
+        self._witness = None if record is None else Witness(self._scheduler, record)
 
     @property
     def features(self) -> dict[str, Any]:
@@ -66,10 +70,15 @@ class LocalEngine:
         Raises as `check_fits`; ValueError if its id is here already, or it needs text rules and there are none.
         """
         self._scheduler.add(request)
+        if self._witness is not None and request.id in self._scheduler.sequences:
+            self._witness.added(self._scheduler.sequences[request.id])
 
     def abort(self, sequence_id: SequenceId) -> bool:
         """Drop a sequence in any state; its blocks are free on return. False if it is not here."""
-        return self._scheduler.abort(sequence_id)
+        was_here = self._scheduler.abort(sequence_id)
+        if self._witness is not None:
+            self._witness.dropped(sequence_id)
+        return was_here
 
     def has_work(self) -> bool:
         """True if `step` would do something."""
@@ -86,8 +95,12 @@ class LocalEngine:
             check_step(self._scheduler, scheduled)
         if not scheduled:
             return self._scheduler.take_ended_on_entry()
+        if self._witness is not None:
+            self._witness.scheduled(scheduled)
         sampled = self._runner.execute(scheduled)
         deltas = self._scheduler.commit(scheduled, sampled)
+        if self._witness is not None:
+            self._witness.committed(scheduled, deltas)
         if self.settings.check:
             check_laws(self._scheduler)
         return self._scheduler.take_ended_on_entry() + deltas

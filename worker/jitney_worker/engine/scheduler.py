@@ -115,6 +115,10 @@ class Scheduler:
         """Seats left over by running and waiting sequences."""
         return self._seats.num_free(len(self.running), len(self.waiting))
 
+    def keeps_seat(self, sequence_id: SequenceId) -> bool:
+        """True if the policy holds the seat of one that is not being computed."""
+        return self._seats.keeps(sequence_id)
+
     def _leave(self, sequence: Sequence) -> None:
         del self.sequences[sequence.id]
         self._siblings.remove(sequence)

@@ -32,6 +32,10 @@ class Seats(Protocol):
         """No more join in this step; tokens of the budget may be left."""
         ...
 
+    def keeps(self, sequence_id: SequenceId) -> bool:
+        """True if the seat of one that is not being computed is nobody else's yet."""
+        ...
+
     def num_free(self, num_running: int, num_waiting: int) -> int:
         """Seats that neither running nor waiting sequences will need."""
         ...
@@ -56,6 +60,9 @@ class ContinuousSeats:
 
     def close_step(self, *, budget_left: int) -> None:
         pass
+
+    def keeps(self, sequence_id: SequenceId) -> bool:
+        return False
 
     def num_free(self, num_running: int, num_waiting: int) -> int:
         return max(0, self._max_num_seqs - num_running - num_waiting)
@@ -92,6 +99,9 @@ class StaticSeats:
 
     def close_step(self, *, budget_left: int) -> None:
         self._open = not self._batch or (self._open and budget_left == 0)
+
+    def keeps(self, sequence_id: SequenceId) -> bool:
+        return sequence_id in self._batch
 
     def num_free(self, num_running: int, num_waiting: int) -> int:
         return max(0, self._max_num_seqs - num_waiting) if num_running == 0 else 0

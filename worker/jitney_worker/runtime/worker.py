@@ -20,6 +20,7 @@ from jitney.queue import Queue
 from jitney.tasks import end_tasks
 from jitney.workers import unix_now
 from jitney_worker.engine.protocol import Engine
+from jitney_worker.record.recorder import Recorder
 from jitney_worker.runtime.board import Board, Neighbours
 from jitney_worker.runtime.bridge import Bridge
 from jitney_worker.runtime.choice import SpellsLogprobs
@@ -67,6 +68,7 @@ class Crew:
     fingerprint: str
     features: dict[str, Any]
     worker_id: str
+    recorder: Recorder | None = None
 
     def card(self) -> QueueCard:
         """What clients and the API must know of the queue before they write to it."""
@@ -122,6 +124,8 @@ class Worker:
         """
         name = f"jitney-worker-{self._crew.worker_id}"
         async with contextlib.AsyncExitStack() as stack:
+            if self._crew.recorder is not None:
+                stack.callback(self._crew.recorder.close)
             redis = connect(self._settings.redis_url, name=name, max_connections=MAX_CONNECTIONS)
             stack.push_async_callback(redis.aclose)
             claims = connect_once(self._settings.redis_url, name=f"{name}-claim")

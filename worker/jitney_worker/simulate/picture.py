@@ -1,13 +1,13 @@
-"""A comparison as a picture: each policy's seats over time, on one axis."""
+"""A timeline as a picture: each lane's seats over time, on one axis."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
 
-from jitney_worker.simulate.palette import Palette
-from jitney_worker.simulate.run import Comparison, JobRun, PolicyRun
+from jitney_worker.simulate.run import Comparison
 from jitney_worker.simulate.ticks import round_ticks
+from jitney_worker.simulate.timeline import Lane, Stay, Timeline, of_comparison
 
 _WIDTH = 1000
 _LEFT, _RIGHT = 76, 24
@@ -23,14 +23,25 @@ _MIN_LABEL_PX = 9.0
 """Pixels that one letter of a bar's label takes, edges included."""
 
 _EMPTY = "#f0f2f5"
+_FREE = "url(#free)"
+_PREEMPTED = "#b3001b"
 _FONT = "font-family=\"system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif\""
 
 
 def svg(comparison: Comparison) -> str:
-    """The picture. Solid: computing. Hatched: the job has ended and its seat is held. Grey: an empty seat."""
-    picture = _Picture(comparison)
+    """A comparison's picture: a lane for each policy."""
+    return draw(of_comparison(comparison))
+
+
+def draw(timeline: Timeline) -> str:
+    """The picture.
+
+    Solid: computing and saying something; pale: reading a prompt, or once more what was lost. Hatched: the job has
+    ended and its seat is held. Dotted: an empty seat. A red edge with a flag: preempted.
+    """
+    picture = _Picture(timeline)
     body = "\n".join(picture.lines())
-    title = escape(f"{comparison.scenario.name}: seats over time under {len(comparison.runs)} policies")
+    title = escape(f"{timeline.title}: seats over time")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {picture.height}" '
         f'width="{_WIDTH}" height="{picture.height}" role="img" aria-label="{title}" {_FONT}>\n'
@@ -41,110 +52,112 @@ def svg(comparison: Comparison) -> str:
 class _Picture:
     """Where everything goes. Pixels throughout."""
 
-    def __init__(self, comparison: Comparison) -> None:
-        self._comparison = comparison
-        self._last_step = _last_step(comparison)
-        self._palette = Palette(comparison.scenario)
-        self._row = max(_MIN_ROW, min(_MAX_ROW, _MAX_ROWS_HEIGHT // comparison.num_seats))
-        rows = sum(run.num_seats for run in comparison.runs)
-        panels = len(comparison.runs)
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._first_step = min(lane.first_step for lane in timeline.lanes)
+        self._last_step = max(_last_step(timeline), self._first_step + 1)
+        most_seats = max(lane.num_seats for lane in timeline.lanes)
+        self._row = max(_MIN_ROW, min(_MAX_ROW, _MAX_ROWS_HEIGHT // most_seats))
+        rows = sum(lane.num_seats for lane in timeline.lanes)
+        panels = len(timeline.lanes)
         self._axis_y = _TOP + panels * _PANEL_HEAD + rows * (self._row + _GAP) + (panels - 1) * _PANEL_GAP
-        self._legend_lines = _legend_lines(
-            [*self._palette.legend, ("url(#held0)", "ended, seat held"), (_EMPTY, "empty seat")]
-        )
+        self._legend_lines = _legend_lines(list(_legend(timeline)))
         self.height = self._axis_y + _FOOT + (len(self._legend_lines) - 1) * _LEGEND_LINE
 
     def _x(self, step: float) -> float:
-        return round(_LEFT + min(step / self._last_step, 1.0) * (_WIDTH - _LEFT - _RIGHT), 2)
+        share = (step - self._first_step) / (self._last_step - self._first_step)
+        return round(_LEFT + min(share, 1.0) * (_WIDTH - _LEFT - _RIGHT), 2)
 
     def lines(self) -> Iterator[str]:
         yield from self._definitions()
         yield f'<rect width="{_WIDTH}" height="{self.height}" rx="8" fill="#ffffff"/>'
-        yield from self._title()
+        yield _text(_LEFT, 32, self._timeline.title, size=19, weight=600)
+        yield _text(_LEFT, 53, self._timeline.facts, fill="#5f6673")
         y = _TOP
-        for run in self._comparison.runs:
-            yield from self._head(run, y)
-            yield from self._rows(run, y + _PANEL_HEAD)
-            y += _PANEL_HEAD + run.num_seats * (self._row + _GAP) + _PANEL_GAP
+        for lane in self._timeline.lanes:
+            yield from self._head(lane, y)
+            yield from self._rows(lane, y + _PANEL_HEAD)
+            y += _PANEL_HEAD + lane.num_seats * (self._row + _GAP) + _PANEL_GAP
         yield from self._axis()
         yield from self._legend()
 
     def _definitions(self) -> Iterator[str]:
         yield "<defs>"
-        for number, colour in enumerate(self._palette.colours):
+        yield (
+            f'<pattern id="free" width="6" height="6" patternUnits="userSpaceOnUse"><rect width="6" height="6" '
+            f'fill="{_EMPTY}"/><circle cx="3" cy="3" r="0.9" fill="#b6bdc9"/></pattern>'
+        )
+        for number, colour in enumerate(self._timeline.colours):
             yield (
                 f'<pattern id="held{number}" width="7" height="7" patternUnits="userSpaceOnUse" '
-                f'patternTransform="rotate(45)"><rect width="7" height="7" fill="{colour}" fill-opacity="0.10"/>'
+                f'patternTransform="rotate(45)"><rect width="7" height="7" fill="#ffffff"/>'
+                f'<rect width="7" height="7" fill="{colour}" fill-opacity="0.10"/>'
                 f'<rect width="2" height="7" fill="{colour}" fill-opacity="0.45"/></pattern>'
             )
         yield "</defs>"
 
-    def _title(self) -> Iterator[str]:
-        comparison = self._comparison
-        num_tokens = sum(job.num_output_tokens for job in comparison.scenario.jobs)
-        yield _text(_LEFT, 32, comparison.scenario.title, size=19, weight=600)
-        facts = (
-            f"{len(comparison.scenario.jobs)} jobs, {num_tokens:,} tokens, {comparison.num_seats} seats, "
-            f"{comparison.step_s * 1000:g} ms a step"
-        )
-        yield _text(_LEFT, 53, facts, fill="#5f6673")
-
-    def _ticks(self) -> list[tuple[float, float]]:
-        """Where the axis has marks, and their seconds."""
-        step_s = self._comparison.step_s
-        return [(self._x(s / step_s), s) for s in round_ticks(self._last_step * step_s, _MAX_TICKS)]
+    def _ticks(self) -> list[tuple[float, str]]:
+        """Where the axis has marks, and what stands under them."""
+        step_s, first = self._timeline.step_s, self._first_step
+        if step_s is None:
+            steps = round_ticks(self._last_step, _MAX_TICKS * self._last_step // (self._last_step - first))
+            return [(self._x(step), f"{step:,.0f}") for step in steps if step >= first and step == int(step)]
+        return [(self._x(s / step_s), f"{s:g} s") for s in round_ticks(self._last_step * step_s, _MAX_TICKS)]
 
     def _axis(self) -> Iterator[str]:
-        for x, seconds in self._ticks():
-            yield _text(x, self._axis_y + 20, f"{seconds:g} s", anchor="middle", size=12, fill="#5f6673")
+        for x, words in self._ticks():
+            yield _text(x, self._axis_y + 20, words, anchor="middle", size=12, fill="#5f6673")
+        if self._timeline.step_s is None:
+            yield _text(_LEFT - 10, self._axis_y + 20, "step", anchor="end", size=12, fill="#5f6673")
 
-    def _head(self, run: PolicyRun, y: float) -> Iterator[str]:
-        figures = (
-            f"all done {run.total_s:,.1f} s · {run.tokens_per_s:,.1f} tokens/s · "
-            f"mean {run.mean_completion_s:,.1f} s · seats busy {run.busy_share:.0%}"
-        )
-        cut = f" (goes on to {run.total_s:,.1f} s)" if run.num_steps > self._last_step else ""
-        yield _text(_LEFT, y + 19, run.policy + cut, size=15, weight=600)
-        yield _text(_WIDTH - _RIGHT, y + 19, figures, anchor="end", fill="#3c4350")
+    def _head(self, lane: Lane, y: float) -> Iterator[str]:
+        step_s = self._timeline.step_s or 1.0
+        cut = f" (goes on to {lane.num_steps * step_s:,.1f} s)" if lane.num_steps > self._last_step else ""
+        yield _text(_LEFT, y + 19, lane.name + cut, size=15, weight=600)
+        yield _text(_WIDTH - _RIGHT, y + 19, lane.figures, anchor="end", fill="#3c4350")
 
-    def _rows(self, run: PolicyRun, y: float) -> Iterator[str]:
+    def _rows(self, lane: Lane, y: float) -> Iterator[str]:
         """Seats, jobs in them, and the line at which all is done."""
-        height = run.num_seats * (self._row + _GAP) - _GAP
+        height = lane.num_seats * (self._row + _GAP) - _GAP
         for x, _ in self._ticks():
             yield f'<path d="M{x} {y - 3}v{height + 6}" stroke="#e3e6eb"/>'
-        for seat in range(run.num_seats):
+        for seat in range(lane.num_seats):
             top = y + seat * (self._row + _GAP)
             if self._row >= 12 or seat % 8 == 7:
                 middle = top + self._row / 2 + 4
                 yield _text(_LEFT - 10, middle, f"seat {seat + 1}", anchor="end", size=12, fill="#5f6673")
-            yield self._rect(_LEFT, top, self._x(run.num_steps) - _LEFT, _EMPTY)
-        for job in run.jobs:
-            if job.start_step < self._last_step:
-                yield from self._bar(job, run, y + job.seat * (self._row + _GAP))
-        if run.num_steps <= self._last_step:
-            yield f'<path d="M{self._x(run.num_steps)} {y - 3}v{height + 6}" stroke="#1d2330" stroke-width="1.5"/>'
+            yield self._rect(_LEFT, top, self._x(lane.num_steps) - _LEFT, _FREE)
+        for stay in lane.stays:
+            if stay.start_step < self._last_step:
+                yield from self._bar(stay, y + stay.seat * (self._row + _GAP))
+        if lane.num_steps <= self._last_step:
+            yield f'<path d="M{self._x(lane.num_steps)} {y - 3}v{height + 6}" stroke="#1d2330" stroke-width="1.5"/>'
 
-    def _bar(self, run: JobRun, of: PolicyRun, top: float) -> Iterator[str]:
-        number = self._palette.number(run.job)
-        start, end, free = self._x(run.start_step), self._x(run.end_step), self._x(run.free_step)
-        tip = (
-            f"{run.job.name}: {run.job.num_output_tokens:,} tokens, steps {run.start_step:,} to {run.end_step:,}, "
-            f"done {run.end_step * of.step_s:,.2f} s, {run.completion_s:,.2f} s after it came"
-        )
-        yield f"<g><title>{escape(tip)}</title>"
-        if free > end:
-            yield self._rect(end, top, free - end, f"url(#held{number})")
+    def _bar(self, stay: Stay, top: float) -> Iterator[str]:
+        start, word, end = self._x(stay.start_step), self._x(stay.word_step), self._x(stay.end_step)
+        yield f"<g><title>{escape(stay.tip)}</title>"
+        if stay.free_step > stay.end_step:
+            yield self._rect(end, top, self._x(stay.free_step) - end, f"url(#held{stay.colour})")
         # A hair of white between neighbours; a bar too narrow for that is drawn whole rather than not at all.
         width = max(round(end - start - 1, 2), 0.7)
-        yield self._rect(start, top, width, self._palette.colours[number], radius=min(3.0, width / 4))
-        label = run.job.name
-        if width >= len(label) * _MIN_LABEL_PX + 6 and self._row >= 14:
-            yield _text(start + width / 2, top + self._row / 2 + 5, label, anchor="middle", weight=600, fill="#ffffff")
+        colour = self._timeline.colours[stay.colour]
+        yield self._rect(start, top, width, colour, radius=min(3.0, width / 4))
+        if word > start:
+            yield self._rect(start, top, min(word - start, width), "#ffffff", opacity=0.55)
+        if width >= len(stay.label) * _MIN_LABEL_PX + 6 and self._row >= 14:
+            middle = start + width / 2
+            pale = middle < word
+            fill = "#1d2330" if pale else "#ffffff"
+            yield _text(middle, top + self._row / 2 + 5, stay.label, anchor="middle", weight=600, fill=fill)
+        if stay.is_preempted:
+            mark = f"M{end - 1:g} {top + self._row + 2:g}v-{self._row + 4}l9 4.5l-9 4.5"
+            yield f'<path d="{mark}" fill="none" stroke="#ffffff" stroke-width="5.5" stroke-linejoin="round"/>'
+            yield f'<path d="{mark}" fill="{_PREEMPTED}" stroke="{_PREEMPTED}" stroke-width="2.5"/>'
         yield "</g>"
 
-    def _rect(self, x: float, y: float, width: float, fill: str, *, radius: float = 0.0) -> str:
-        corners = f' rx="{radius:g}"' if radius else ""
-        return f'<rect x="{x:g}" y="{y:g}" width="{width:.2f}" height="{self._row}"{corners} fill="{fill}"/>'
+    def _rect(self, x: float, y: float, width: float, fill: str, *, radius: float = 0.0, opacity: float = 1.0) -> str:
+        more = (f' rx="{radius:g}"' if radius else "") + (f' fill-opacity="{opacity:g}"' if opacity < 1 else "")
+        return f'<rect x="{x:g}" y="{y:g}" width="{width:.2f}" height="{self._row}"{more} fill="{fill}"/>'
 
     def _legend(self) -> Iterator[str]:
         for number, line in enumerate(self._legend_lines):
@@ -154,10 +167,23 @@ class _Picture:
                 yield _text(x + 27, y + 12, words, size=12, fill="#3c4350")
 
 
-def _last_step(comparison: Comparison) -> int:
-    """Where the axis ends. A policy that takes very much longer is cut off there, or the others would be slivers."""
-    longest, *others = sorted((run.num_steps for run in comparison.runs), reverse=True)
-    return longest if longest <= _MAX_STRETCH * others[0] else others[0]
+def _last_step(timeline: Timeline) -> int:
+    """Where the axis ends. A lane that is very much longer is cut off there, or the others would be slivers."""
+    longest, *others = sorted((lane.num_steps for lane in timeline.lanes), reverse=True)
+    return longest if not others or longest <= _MAX_STRETCH * others[0] else others[0]
+
+
+def _legend(timeline: Timeline) -> Iterator[tuple[str, str]]:
+    """(fill, words)"""
+    for colour, words in timeline.legend:
+        yield timeline.colours[colour], words
+    if timeline.shows_reading:
+        yield f"{timeline.colours[0]}73", "reading its prompt, or once more what it lost"
+    if timeline.shows_held:
+        yield "url(#held0)", "ended, seat held"
+    if timeline.shows_preempted:
+        yield _PREEMPTED, "preempted"
+    yield _FREE, "empty seat"
 
 
 def _legend_lines(entries: list[tuple[str, str]]) -> list[list[tuple[float, str, str]]]:

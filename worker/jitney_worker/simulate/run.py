@@ -8,6 +8,7 @@ from math import ceil
 from statistics import mean
 from typing import Any, Literal
 
+from jitney.progress import Tells
 from jitney_worker.engine.engine import LocalEngine
 from jitney_worker.engine.protocol import ModelOutput, Sampled, SchedulerOutput, SequenceDelta
 from jitney_worker.engine.sequence import SequenceId, SequenceParams, SequenceRequest
@@ -19,6 +20,7 @@ POLICIES: tuple[PolicyName, ...] = ("naive", "static", "continuous")
 """`naive` is one seat: a job at a time, each with the engine to itself."""
 
 _BLOCK_SIZE = 16
+_TELL_EVERY = 256
 _TOKEN = Sampled(0)
 
 
@@ -149,6 +151,11 @@ class _Lane:
     def has_work(self) -> bool:
         return bool(self._arrivals) or self._engine.has_work()
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far."""
+        return self._engine.snapshot().num_generated_tokens
+
     def tick(self, num_completed: int) -> None:
         """Take in whoever has arrived, and compute one step."""
         while self._arrivals and self._arrivals[0][1].arrival_step <= num_completed:
@@ -164,14 +171,19 @@ class _Lane:
             self.spans[delta.id] = (self._completed_before[delta.joined_step], num_completed)
 
 
-def simulate_policies(scenario: Scenario, *, num_seats: int, step_s: float) -> Comparison:
-    """Run the scenario under every policy, in lockstep: each tick of the clock is one step of every engine."""
+def simulate_policies(scenario: Scenario, *, num_seats: int, step_s: float, tell: Tells = lambda _: None) -> Comparison:
+    """Run the scenario under every policy, in lockstep: each tick of the clock is one step of every engine.
+
+    tell: is told now and then how many tokens all of them have come to.
+    """
     lanes = [_Lane(policy, scenario, num_seats) for policy in POLICIES]
     num_completed = 0
     while any(lane.has_work for lane in lanes):
         for lane in lanes:
             lane.tick(num_completed)
         num_completed += 1
+        if num_completed % _TELL_EVERY == 0:
+            tell(sum(lane.num_tokens for lane in lanes))
     runs = tuple(PolicyRun(lane.policy, lane.num_seats, step_s, _job_runs(lane, scenario, step_s)) for lane in lanes)
     return Comparison(scenario, num_seats, step_s, runs)
 
