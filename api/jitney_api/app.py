@@ -18,6 +18,7 @@ from jitney_api import (
     routes_embeddings,
     routes_health,
     routes_jobs,
+    routes_metrics,
     routes_openai,
     routes_reference,
     routes_responses,
@@ -29,6 +30,7 @@ from jitney_api.edge import RequestEdge
 from jitney_api.failures import JOB_ID_HEADER, on_bug, on_client_gone, on_http_error, on_jitney_error, on_wrong_query
 from jitney_api.service import Service
 from jitney_api.settings import ApiSettings
+from jitney_api.traffic import Traffic, traffic_readings
 
 ROUTERS = (
     routes_openai.router,
@@ -37,6 +39,7 @@ ROUTERS = (
     routes_jobs.router,
     routes_tokens.router,
     routes_health.router,
+    routes_metrics.router,
     routes_reference.router,
 )
 
@@ -76,6 +79,8 @@ def create_app(settings: ApiSettings | None = None) -> FastAPI:
     if settings.cors_origins:
         app.add_middleware(CORSMiddleware, **_cors(settings))
     app.add_middleware(RequestEdge, settings=settings)
+    app.state.traffic = traffic_readings()
+    app.add_middleware(Traffic, readings=app.state.traffic)
     app.add_exception_handler(JitneyError, on_jitney_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_wrong_query)

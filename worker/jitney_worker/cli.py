@@ -29,7 +29,9 @@ PolicyName = Annotated[str | None, typer.Option("--policy", help="continuous or 
 LeaseS = Annotated[float | None, typer.Option("--lease-s", help="seconds until a dead worker's jobs are taken over")]
 NumThreads = Annotated[int | None, typer.Option("--num-threads", help="CPU threads for the model")]
 Quantization = Annotated[str | None, typer.Option("--quantization", help="of the weights: none or int8")]
-MetricsPort = Annotated[int | None, typer.Option("--metrics-port", help="serve Prometheus metrics on this port")]
+MetricsPort = Annotated[
+    int | None, typer.Option("--metrics-port", help="serve Prometheus metrics on this port of 127.0.0.1")
+]
 Offline = Annotated[bool, typer.Option("--offline", help="never fetch a model")]
 
 
@@ -48,6 +50,7 @@ def settings_from_flags(
     lease_s: float | None = None,
     num_threads: int | None = None,
     quantization: str | None = None,
+    metrics_port: int | None = None,
     offline: bool = False,
 ) -> WorkerSettings:
     """Environment below, flags on top. Raises SettingsError by name and value."""
@@ -68,6 +71,7 @@ def settings_from_flags(
             "policy": policy,
         },
         lease={"duration_s": lease_s},
+        worker={"metrics_port": metrics_port},
     )
 
 
@@ -85,6 +89,7 @@ def worker(
     lease_s: LeaseS = None,
     num_threads: NumThreads = None,
     quantization: Quantization = None,
+    metrics_port: MetricsPort = None,
     offline: Offline = False,
 ) -> None:
     """Serve a model: claim jobs, run them in one continuous batch, stream their tokens."""
@@ -103,6 +108,7 @@ def worker(
         lease_s=lease_s,
         num_threads=num_threads,
         quantization=quantization,
+        metrics_port=metrics_port,
         offline=offline,
     )
     leave(asyncio.run(serve(settings)))
@@ -142,6 +148,7 @@ async def serve(settings: WorkerSettings) -> int:
         loop.add_signal_handler(number, worker.drain)
 
     def announce() -> None:
-        print(f"ready worker={crew.worker_id} queue={crew.queue}", file=sys.stderr, flush=True)
+        where = f" metrics={worker.metrics_url}" if worker.metrics_url is not None else ""
+        print(f"ready worker={crew.worker_id} queue={crew.queue}{where}", file=sys.stderr, flush=True)
 
     return await worker.run(announce)

@@ -93,6 +93,8 @@ class WorkerSection(BaseModel):
     once none has been seen; then, by resume_mismatch, it fails with its partial text, or any build goes on with it and
     the terminal event says so.
     allow_evicting_server: start also where the server throws accepted jobs away when its memory is full.
+    metrics_port: serve Prometheus metrics there, at metrics_host; absent = not at all, 0 = a free port. Nobody is asked
+    for a key: beyond the loopback address, whoever reaches the port reads them.
     """
 
     model_config = _FROZEN
@@ -110,6 +112,8 @@ class WorkerSection(BaseModel):
     resume_wait_s: float = Field(60.0, ge=0.0)
     resume_mismatch: ResumeMismatch = "fail"
     allow_evicting_server: bool = False
+    metrics_port: int | None = Field(None, ge=0, le=65_535)
+    metrics_host: str = "127.0.0.1"
 
     @property
     def max_steps_held(self) -> int:

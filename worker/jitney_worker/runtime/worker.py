@@ -29,9 +29,12 @@ from jitney_worker.runtime.engine_thread import EngineThread
 from jitney_worker.runtime.heartbeat import Heartbeat, Leases
 from jitney_worker.runtime.housekeeping import Housekeeping
 from jitney_worker.runtime.intake import Intake, ModelLimits
+from jitney_worker.runtime.meters import Meters
+from jitney_worker.runtime.metrics_port import serving_metrics
 from jitney_worker.runtime.pace import Pace
 from jitney_worker.runtime.publisher import Publisher
 from jitney_worker.runtime.roster import Roster
+from jitney_worker.runtime.server_time import ServerTime
 from jitney_worker.runtime.server_watch import ServerWatch
 from jitney_worker.runtime.stall import StallWatch
 from jitney_worker.runtime.view import View
@@ -67,6 +70,11 @@ class Crew:
     fingerprint: str
     features: dict[str, Any]
     worker_id: str
+
+    @property
+    def metric_labels(self) -> tuple[str, ...]:
+        """Values for `WORKER_LABELS`."""
+        return self.model, self.queue, self.worker_id
 
     def card(self) -> QueueCard:
         """What clients and the API must know of the queue before they write to it."""
@@ -108,6 +116,12 @@ class Worker:
             fingerprint=crew.fingerprint,
             features=crew.features,
         )
+        self._clock = ServerTime()
+        self._meters = Meters(
+            self._clock,
+            looks_up_prefixes=bool(crew.features.get("enable_prefix_caching", settings.engine.enable_prefix_caching)),
+        )
+        self.metrics_url: str | None = None
 
     def drain(self) -> None:
         """Once: claim no more, finish what fits in `drain_timeout_s`. Twice: hand everything back now."""
@@ -133,14 +147,20 @@ class Worker:
             queue = Queue(redis, self._crew.queue)
             watch = ServerWatch(redis, queue=self._crew.queue)
             await watch.admit(allow_evicting=self._settings.worker.allow_evicting_server)
+            await self._clock.ask(redis)
             view = View(
                 self._settings,
                 queue,
                 self._roster,
                 board,
+                self._meters,
+                self._clock,
                 state=self._state,
                 card=self._crew.card,
                 tokenizer=self._crew.tokenizer,
+            )
+            self.metrics_url = stack.enter_context(
+                serving_metrics(self._settings.worker, self._crew.metric_labels, view.readings)
             )
             house = Housekeeping(queue, self._crew.fingerprint, watch, self._settings)
             with self._running_threads(board):
@@ -160,9 +180,17 @@ class Worker:
             structure_pool=structure_pool,
             fingerprint=crew.fingerprint,
         )
-        publisher = Publisher(queue, is_held=self._leases.has)
+        publisher = Publisher(queue, self._meters, is_held=self._leases.has)
         neighbours = Neighbours(
-            queue, intake, publisher, self._bridge, self._leases, self._roster, crew.stop_rules, self._stall.is_stuck
+            queue,
+            intake,
+            publisher,
+            self._bridge,
+            self._leases,
+            self._roster,
+            crew.stop_rules,
+            self._meters,
+            self._stall.is_stuck,
         )
         return Board(self._settings, neighbours, crew.engine.capacity(), asyncio.Event())
 
@@ -206,7 +234,7 @@ class Worker:
         self, board: Board, view: View, house: Housekeeping, claims: Redis, on_ready: Callable[[], None]
     ) -> int:
         claimer = self._claimer(board, claims)
-        control = Control(claims, Keys(self._crew.queue).ctl(self._crew.worker_id), lambda fence: board.lose([fence]))
+        control = Control(claims, Keys(self._crew.queue).ctl(self._crew.worker_id), board.cancel)
         claiming = asyncio.create_task(claimer.run(), name="claimer")
         others: list[asyncio.Task[Any]] = [
             asyncio.create_task(board.publish(), name="publisher"),
