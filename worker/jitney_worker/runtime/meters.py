@@ -55,7 +55,7 @@ class Meters:
             self._free_seats(report.boundary_at)
 
     def gained(self, job: RunningJob, choice: Choice, delta: SequenceDelta, at: float) -> None:
-        """A sequence's tokens, computed at that moment. Most follow those of the step before: they are counted at once."""
+        """A sequence's tokens, computed at that moment. Most follow those of the step before: counted together."""
         if delta.token_ids:
             last, choice.gained_at = choice.gained_at, at
             if last == self._last_gain_at and last:

@@ -29,6 +29,7 @@ class StackSettings:
     """What to start. redis_url: absent = the embedded server. worker_flags: passed to every worker.
 
     durability: strict = the embedded server flushes before it answers, as strict clients ask of it.
+    metrics_port: of the first worker; the others take those behind it. Absent = none.
     """
 
     data_dir: Path
@@ -42,6 +43,7 @@ class StackSettings:
     drain_timeout_s: float = 20.0
     environment: dict[str, str] = field(default_factory=dict)
     durability: Durability = "default"
+    metrics_port: int | None = None
 
 
 class LocalStack:
@@ -83,8 +85,8 @@ class LocalStack:
             if child is self._api or num_restarts > MAX_WORKER_RESTARTS:
                 raise ServerError(f"{child.name} {how}, so the whole stack stops; what it said is above")
             print(f"{child.name} {how}; starting it again", file=sys.stderr, flush=True)
-            again = self._new_worker(child.name)
-            self._workers[self._workers.index(child)] = again
+            index = self._workers.index(child)
+            again = self._workers[index] = self._new_worker(index + 1)
             await again.start()
             await again.until_ready(READY_TIMEOUT_S)
         raise AssertionError("the last round of the loop raises")
@@ -161,16 +163,20 @@ class LocalStack:
             "JITNEY_API__DRAIN_TIMEOUT_S": drain_s,
         }
 
-    def _new_worker(self, name: str) -> Child:
+    def _new_worker(self, number: int) -> Child:
         settings = self._settings
+        flags = settings.worker_flags
+        if settings.metrics_port is not None:
+            # 0 is a free one for each.
+            flags += ("--metrics-port", str(settings.metrics_port and settings.metrics_port + number - 1))
         cores = settings.num_threads or max(1, (os.cpu_count() or 1) // max(1, settings.num_workers))
-        return Child(name, ["worker", *settings.worker_flags, "--num-threads", str(cores)], self._environment)
+        return Child(f"worker {number}", ["worker", *flags, "--num-threads", str(cores)], self._environment)
 
     async def _start_children(self) -> None:
         settings = self._settings
         flags = ["--host", settings.host, "--port", str(settings.port)]
         self._api = Child("api", ["api", *flags], self._environment)
-        self._workers = [self._new_worker(f"worker {number + 1}") for number in range(settings.num_workers)]
+        self._workers = [self._new_worker(number) for number in range(1, settings.num_workers + 1)]
         children = [self._api, *self._workers]
         for child in children:
             await child.start()
