@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from jitney.errors import JitneyError
 from jitney.keys import Fence
+from jitney.logs import logger
 from jitney.queue import Delivery, Held, Queue
 from jitney.retrying import retryable
 from jitney_worker.engine.protocol import Capacity
@@ -75,6 +76,7 @@ class Board:
         self._alarm: asyncio.TimerHandle | None = None
         self._inbox: deque[DeadlinePassed] = deque()
         self._timers: dict[Fence, asyncio.TimerHandle] = {}
+        self._log = logger(part="board", queue=with_.queue.name)
         self._news = asyncio.Event()
         self._left = asyncio.Event()
         self.room = room
@@ -108,6 +110,11 @@ class Board:
         self.lose(held.fence for held in self._with.leases.held() if held.id == delivery.id)
         self._with.leases.take(Held(delivery.id, delivery.fence, delivery.band))
         self._with.meters.claimed(delivery)
+        said = {"job": delivery.id, "band": delivery.band, "attempt": delivery.tries, "num_tokens": delivery.num_tokens}
+        if delivery.is_reclaimed:
+            self._log.info("job_taken_over", **said, strikes=delivery.strikes)
+        else:
+            self._log.debug("job_claimed", **said)
         self._boarding.begin(delivery)
         if delivery.time_left_ms is not None:
             self._expire_in(delivery.time_left_ms / 1_000, delivery.fence)
@@ -178,7 +185,9 @@ class Board:
         """The claim is void, because the job was cancelled."""
         job = self._aboard.get(fence)
         self._with.meters.left(fence, "cancelled")
-        self.lose([fence])
+        job_id = self._aboard.forget(fence)
+        if job_id is not None:
+            self._log.info("job_cancelled", job=job_id)
         if job is not None and not job.is_held_back:
             self._with.meters.cancel_passed_on()
 

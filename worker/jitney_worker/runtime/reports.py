@@ -115,5 +115,5 @@ class Reports:
 
 def silence(job: RunningJob, next_seq: int, error: Exception) -> None:
     """A job whose text cannot be spelled ends alone: the same task speaks for all others."""
-    logger(part="reports").error("job_not_spelled", job=job.id, error=repr(error))
+    logger(part="reports").error("job_not_spelled", job=job.id, error=type(error).__name__)
     job.silence(JitneyError(f"the answer could not be spelled: {type(error).__name__}").wire(), next_seq)

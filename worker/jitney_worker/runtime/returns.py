@@ -43,6 +43,8 @@ class Returns:
     async def release(self, helds: Iterable[Held]) -> None:
         """At once. What is not in their logs yet will be computed again, and the attempt does not count."""
         helds = list(helds)
+        if helds:
+            self._log.info("jobs_released", num_jobs=len(helds))
         for held in helds:
             self._meters.left(held.fence, "released")
             self._aboard.forget(held.fence)
