@@ -21,6 +21,7 @@ from jitney.records import JobStatus
 from jitney.result import terms_of
 from jitney.settings import client_settings
 from jitney.submission import check_against
+from jitney.tracing import current_traceparent
 from jitney_api.answers import Heading
 from jitney_api.callers import Caller
 from jitney_api.keyring import Keyring
@@ -112,7 +113,8 @@ class Service:
         self, caller: Caller, model: str | None, spec: JobSpec, *, limit: str | None
     ) -> tuple[JobSpec, int | None]:
         """The job as its tenant's, and the tokens of its prompt if they could be counted."""
-        own = spec.model_copy(update={"tenant": caller.tenant})
+        traceparent = spec.traceparent or current_traceparent.get()
+        own = spec.model_copy(update={"tenant": caller.tenant, "traceparent": traceparent})
         _, card = await self.client.card(model)
         check_against(card, own)
         return own, await count_prompt(self.tokenizers, card, own, limit=limit)

@@ -20,20 +20,17 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain
 from tests.api.conftest import Api, StartApi
 from tests.engine.scripted_model import HashModel
-from tests.runtime.harness import LIVENESS_S, MAX_MODEL_LEN, Turnstile, crew
+from tests.runtime.harness import LIVENESS_S, MAX_MODEL_LEN, Turnstile, working
 
 from jitney import AsyncClient, AsyncJob
 from jitney.connection import Redis
 from jitney.messages import Event
 from jitney.metrics.table import ALL, OF_API, OF_QUEUE, OF_WORKER, QUEUE_LABELS, WORKER_LABELS, Metric
 from jitney.queue import Append, Queue, pack_ids
-from jitney_worker.engine.protocol import ModelRunner
 from jitney_worker.model.tiny import make_tiny
 from jitney_worker.runtime.worker import Worker
-from jitney_worker.settings import load_settings
 from jitney_worker.text.tokenizer import Tokenizer
 
-FOREVER = {"duration_s": 3_600}
 SAID_BY_THE_DEAD = 3
 
 
@@ -94,20 +91,6 @@ class Stack:
     @property
     def api_page(self) -> str:
         return f"http://127.0.0.1:{self.api.port}/metrics"
-
-
-@contextlib.asynccontextmanager
-async def working(
-    redis_url: str, queue: str, tokenizer: Tokenizer, runner: ModelRunner, **engine: Any
-) -> AsyncIterator[Worker]:
-    section = {"publish_interval_s": 0.0, "snapshot_every_s": 0.05, "metrics_port": 0, "claim_ahead": 0}
-    settings = load_settings(redis_url=redis_url, queue=queue, lease=FOREVER, worker=section)
-    worker, ready = Worker(settings, crew(settings, tokenizer, runner, engine)), asyncio.Event()
-    run = asyncio.create_task(worker.run(ready.set))
-    await asyncio.wait_for(ready.wait(), LIVENESS_S)
-    yield worker
-    worker.drain()
-    assert await asyncio.wait_for(run, LIVENESS_S) == 0
 
 
 async def begun_by_a_dead_worker(client: AsyncClient, queue: Queue) -> AsyncJob:

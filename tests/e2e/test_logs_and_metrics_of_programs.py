@@ -1,4 +1,4 @@
-"""`jitney worker` and `jitney api` as programs at their most talkative: lines for machines, nothing that people said."""
+"""`jitney worker` and `jitney api` as programs, at their most talkative: lines for machines, and no words."""
 
 from __future__ import annotations
 

@@ -129,9 +129,11 @@ async def serve(settings: WorkerSettings) -> int:
     """Build a worker and run it until it is told to stop; its exit code."""
     from jitney.connection import connect
     from jitney.joblog import PASSING_ERRORS
+    from jitney.tracing import traces_if_wanted
     from jitney_worker.build import build_crew, register
     from jitney_worker.runtime.worker import Worker
 
+    traces = traces_if_wanted("jitney-worker")
     crew = build_crew(settings)  # nothing else runs yet: a signal here may simply end the process
     redis = connect(settings.redis_url, name="jitney-register")
     try:
@@ -142,7 +144,7 @@ async def serve(settings: WorkerSettings) -> int:
         ) from None
     finally:
         await redis.aclose()
-    worker = Worker(settings, crew)
+    worker = Worker(settings, crew, traces)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.drain)
@@ -151,4 +153,8 @@ async def serve(settings: WorkerSettings) -> int:
         where = f" metrics={worker.metrics_url}" if worker.metrics_url is not None else ""
         print(f"ready worker={crew.worker_id} queue={crew.queue}{where}", file=sys.stderr, flush=True)
 
-    return await worker.run(announce)
+    try:
+        return await worker.run(announce)
+    finally:
+        if traces is not None:
+            await asyncio.to_thread(traces.close)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Final, Literal
 
 from jitney.keys import Fence
@@ -28,10 +29,16 @@ Departure = Literal["lost", "cancelled", "retried", "released"]
 
 
 class Meters:
-    """Counts since the start of the worker. clock: the server's, for times that began elsewhere."""
+    """Counts since the start of the worker. clock: the server's, for times that began elsewhere.
 
-    def __init__(self, clock: ServerTime, *, looks_up_prefixes: bool) -> None:
+    on_left: is told of every ride that is over, and how.
+    """
+
+    def __init__(
+        self, clock: ServerTime, *, looks_up_prefixes: bool, on_left: Callable[[Ride, str], None] | None = None
+    ) -> None:
         self.readings = Readings()
+        self._on_left = on_left
         self._clock = clock
         self._looks_up_prefixes = looks_up_prefixes
         self._rides: dict[Fence, Ride] = {}
@@ -127,8 +134,14 @@ class Meters:
 
     def left(self, fence: Fence, how: Departure) -> None:
         """Once for each claim: what comes later of it is no news."""
-        if self._rides.pop(fence, None) is not None:
+        self._end_ride(fence, how)
+
+    def _end_ride(self, fence: Fence, how: str) -> None:
+        ride = self._rides.pop(fence, None)
+        if ride is not None:
             self.readings.add("jitney_jobs_left_total", how)
+            if self._on_left is not None:
+                self._on_left(ride, how)
 
     def buried(self) -> None:
         self.readings.add("jitney_dead_total")
@@ -169,8 +182,7 @@ class Meters:
                 readings.observe("jitney_time_to_first_token_seconds", waited_s)
 
     def _end(self, ride: Ride, ending: Ending) -> None:
-        del self._rides[ending.fence]
-        self.readings.add("jitney_jobs_left_total", ending.reason)
+        self._end_ride(ending.fence, ending.reason)
         if ending.dead_reason is not None:
             self.buried()
         if ending.reason == "finished" and ride.job is not None:
@@ -187,8 +199,8 @@ class Meters:
         if ride.delivery.time_left_ms is not None:
             left_s = ride.claimed_at + ride.delivery.time_left_ms / 1_000 - now
             readings.observe("jitney_deadline_margin_seconds", max(0.0, left_s))
-        if ride.joined_at is not None and ride.first_token_at is not None:
-            last_at = max([choice.gained_at for choice in job.choices] + [ride.first_token_at])
+        last_at = ride.last_token_at
+        if ride.joined_at is not None and ride.first_token_at is not None and last_at is not None:
             readings.observe("jitney_request_inference_time_seconds", last_at - ride.joined_at)
             readings.observe("jitney_request_decode_time_seconds", last_at - ride.first_token_at)
 

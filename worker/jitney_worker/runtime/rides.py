@@ -21,9 +21,15 @@ class Ride:
     job: RunningJob | None = None
     joined_at: float | None = None
     first_token_at: float | None = None
-    last_token_at: float | None = None
     is_written: bool = False
     prompt_is_counted: bool = False
+
+    @property
+    def last_token_at(self) -> float | None:
+        """Of any of its choices, here."""
+        if self.job is None or self.first_token_at is None:
+            return None
+        return max([self.first_token_at, *(choice.gained_at for choice in self.job.choices)])
 
     @property
     def is_first_claim(self) -> bool:

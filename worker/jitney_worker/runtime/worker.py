@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from jitney.keys import Fence, Keys
 from jitney.logs import logger
 from jitney.queue import Queue
 from jitney.tasks import end_tasks
+from jitney.tracing import Traces
 from jitney.workers import unix_now
 from jitney_worker.engine.protocol import Engine
 from jitney_worker.runtime.board import Board, Neighbours
@@ -33,9 +35,11 @@ from jitney_worker.runtime.meters import Meters
 from jitney_worker.runtime.metrics_port import serving_metrics
 from jitney_worker.runtime.pace import Pace
 from jitney_worker.runtime.publisher import Publisher
+from jitney_worker.runtime.rides import Ride
 from jitney_worker.runtime.roster import Roster
 from jitney_worker.runtime.server_time import ServerTime
 from jitney_worker.runtime.server_watch import ServerWatch
+from jitney_worker.runtime.spans import ride_stretch
 from jitney_worker.runtime.stall import StallWatch
 from jitney_worker.runtime.view import View
 from jitney_worker.settings import WorkerSettings
@@ -91,9 +95,12 @@ class Crew:
 
 
 class Worker:
-    """One worker of one queue. `run` serves until `drain`; its result is the exit code."""
+    """One worker of one queue. `run` serves until `drain`; its result is the exit code.
 
-    def __init__(self, settings: WorkerSettings, crew: Crew) -> None:
+    traces: where rides are recorded; whoever made it closes it.
+    """
+
+    def __init__(self, settings: WorkerSettings, crew: Crew, traces: Traces | None = None) -> None:
         self._settings = settings
         self._crew = crew
         self._log = logger(part="worker", worker=crew.worker_id, queue=crew.queue)
@@ -117,9 +124,11 @@ class Worker:
             features=crew.features,
         )
         self._clock = ServerTime()
+        self._traces = traces
         self._meters = Meters(
             self._clock,
-            looks_up_prefixes=bool(crew.features.get("enable_prefix_caching", settings.engine.enable_prefix_caching)),
+            looks_up_prefixes=bool(crew.features.get("enable_prefix_caching")),
+            on_left=None if traces is None else self._trace,
         )
         self.metrics_url: str | None = None
 
@@ -226,6 +235,11 @@ class Worker:
             heartbeat.stop()
             self._thread.join(0.0 if self._stall.is_stuck() else JOIN_TIMEOUT_S)
             heartbeat.join(JOIN_TIMEOUT_S)
+
+    def _trace(self, ride: Ride, how: str) -> None:
+        if self._traces is not None and ride.job is not None:
+            stretch = ride_stretch(ride, ride.job, how, self._clock.at, time.monotonic(), self._crew.model)
+            self._traces.record(stretch, "consumer", ride.job.spec.traceparent)
 
     def _state(self) -> str:
         return "stuck" if self._stall.is_stuck() else "draining" if self._draining.is_set() else "ready"
