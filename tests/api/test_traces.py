@@ -1,8 +1,7 @@
-"""One trace from a caller through API and queue to every worker that had the job; nothing where no collector is named."""
+"""One trace, from a caller through API and queue to every worker that had the job. None where no collector is named."""
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from tests.api.api_wire import until
 from tests.api.conftest import StartApi
 from tests.engine.scripted_model import HashModel
 from tests.runtime.harness import LIVENESS_S, MAX_MODEL_LEN, Turnstile, working
@@ -31,8 +31,8 @@ from jitney_worker.text.tokenizer import Tokenizer
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE}-{CALLER}-01"
-SLACK_S = 0.05
-"""How far the server's clock, asked over a socket, may be from the truth."""
+SLACK_S = 3.0
+"""How far the server's clock, asked over a socket on a busy machine, may be from the truth."""
 
 
 @pytest.fixture(scope="module")
@@ -164,9 +164,11 @@ async def test_traces_say_with_what_a_job_failed_or_was_lost(
         await redis.zadd(Keys(queue_name).leases("interactive"), {job.id: 1})
         await Queue(redis, queue_name).claim("thief", "t", credit=1, fingerprint="hash.1", lease_s=60)
         turnstile.open()
-        async with asyncio.timeout(LIVENESS_S):
-            while not spans.all("text_completion hash"):
-                await asyncio.sleep(0.01)
+
+        async def num_rides() -> int:
+            return len(spans.all("text_completion hash"))
+
+        await until(num_rides, 1)
     ride = spans.one("text_completion hash")
     assert (ride.parent, ride.status.status_code) == (None, StatusCode.ERROR)
     assert dict(ride.attributes or {})["error.type"] == "lost"
@@ -183,9 +185,8 @@ class Collector:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                    service = next(
-                        a.value.string_value for a in resource.resource.attributes if a.key == "service.name"
-                    )
+                    named = {one.key: one.value.string_value for one in resource.resource.attributes}
+                    service = named["service.name"]
                     collector.spans += [(service, span) for scope in resource.scope_spans for span in scope.spans]
                 self.send_response(200)
                 self.end_headers()
@@ -234,9 +235,11 @@ async def test_traces_reach_the_collector_and_a_request_is_the_parent_of_its_job
         await api.get(path, traceparent=TRACEPARENT)
     spec = await body_of(redis, queue_name)
     api.server.should_exit = True
-    async with asyncio.timeout(LIVENESS_S):
-        while not collector.spans:
-            await asyncio.sleep(0.01)
+
+    async def num_spans() -> int:
+        return len(collector.spans)
+
+    await until(num_spans, 1)
     ((service, span),) = collector.spans
     assert (service, span.name, span.trace_id.hex(), span.parent_span_id.hex()) == (
         "jitney-api",
