@@ -42,6 +42,8 @@ NEEDS: Final[dict[tuple[str, str], Scope | None]] = {
     ("POST", "/detokenize"): "read",
     ("GET", "/v1/queue"): "admin",
     ("GET", "/health"): "admin",
+    # A scope of its own: a scraper's key lies in a file of another program, and opens nothing else there.
+    ("GET", "/metrics"): "metrics",
     ("GET", "/livez"): None,
     ("GET", "/readyz"): None,
     ("GET", "/version"): None,

@@ -25,6 +25,7 @@ from jitney.tasks import end_tasks
 from jitney.webhooks.outbox import check_installed, keep_delivering
 from jitney.webhooks.settings import WebhookSettings
 from jitney.webhooks.wish import Webhook
+from jitney.tracing import current_traceparent
 from jitney_api.answers import Heading
 from jitney_api.batches.desk import Desk
 from jitney_api.callers import Caller
@@ -137,7 +138,8 @@ class Service:
         self, caller: Caller, model: str | None, spec: JobSpec, *, limit: str | None
     ) -> tuple[JobSpec, int | None]:
         """The job as its tenant's, and the tokens of its prompt if they could be counted."""
-        own = self._announced(spec.model_copy(update={"tenant": caller.tenant}))
+        traceparent = spec.traceparent or current_traceparent.get()
+        own = self._announced(spec.model_copy(update={"tenant": caller.tenant, "traceparent": traceparent}))
         _, card = await self.client.card(model)
         check_against(card, own)
         return own, await count_prompt(self.tokenizers, card, own, limit=limit)

@@ -90,6 +90,7 @@ class Delivery:
     fingerprints: of the builds that wrote the log so far, in order; usually none or one.
     body: the job's bytes as somebody wrote them. prompt_ids: stored by the first append of an earlier claim.
     time_left_ms: until the job's deadline at the moment of the claim, None when it has none.
+    is_reclaimed: its last owner let the lease run out. For counting alone: `adopt` cannot tell any more.
     """
 
     id: JobId
@@ -106,6 +107,7 @@ class Delivery:
     body: bytes
     prompt_ids: bytes | None
     time_left_ms: int | None = None
+    is_reclaimed: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ OPERATIONS = [
         "POST /tokenize",
         "POST /detokenize",
         "GET /health",
+        "GET /metrics",
         "GET /livez",
         "GET /readyz",
         "GET /version",

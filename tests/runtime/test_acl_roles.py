@@ -224,7 +224,7 @@ async def test_the_api_does_all_its_work(
     refusals: Any,
     tmp_path: Path,
 ) -> None:
-    secret, key = make_key("tester", tenant="acme", scopes=["generate", "read", "admin"])
+    secret, key = make_key("tester", tenant="acme", scopes=["generate", "read", "admin", "metrics"])
     await add_key(roles["operator"], key)
     config = server_config(
         ApiSettings(
@@ -266,6 +266,9 @@ async def tour(port: int, secret: str, start_worker: StartWorker, queue_name: st
             answer = await ask(port, "GET", path, **sends)
             assert answer.status == 200, path
             await answer.close()
+        scraped = await ask(port, "GET", "/metrics", **sends)
+        assert b"\njitney_redis_up 1.0\n" in await scraped.body()
+        await scraped.close()
         for fields in ({}, {"stream": True}):
             answer = await ask(port, "POST", "/v1/completions", {**body, **fields}, **sends)
             assert answer.status == 200

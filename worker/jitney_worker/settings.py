@@ -99,6 +99,8 @@ class WorkerSection(BaseModel):
     allow_evicting_server: start also where the server throws accepted jobs away when its memory is full.
     record: a file to which every step is written, for `jitney trace` and `jitney simulate`; absent = none. It grows by
     about 25 bytes for each running sequence and step, and ends at record_max_bytes.
+    metrics_port: serve Prometheus metrics there, at metrics_host; absent = not at all, 0 = a free port. Nobody is asked
+    for a key: beyond the loopback address, whoever reaches the port reads them.
     """
 
     model_config = _FROZEN
@@ -118,6 +120,8 @@ class WorkerSection(BaseModel):
     allow_evicting_server: bool = False
     record: Path | None = None
     record_max_bytes: int = Field(RECORD_MAX_BYTES, ge=1)
+    metrics_port: int | None = Field(None, ge=0, le=65_535)
+    metrics_host: str = "127.0.0.1"
 
     @property
     def max_steps_held(self) -> int:

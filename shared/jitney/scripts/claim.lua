@@ -64,6 +64,7 @@ local function take(job, owed)
     if #taken > 0 then return false end
   end
   local fence = nonce .. '.' .. (#taken + 1)
+  local was_running = job.state == 'running' and 1 or 0
   job.was = written_by(job)
   job.tries = job.tries + 1
   if job.started == 0 then job.started = NOW end
@@ -75,7 +76,7 @@ local function take(job, owed)
   local prompt_ids = redis.pcall('GET', P .. ':ids:' .. job.id)
   if type(prompt_ids) ~= 'string' then prompt_ids = false end
   taken[#taken + 1] = {job.id, job.band, job.tenant, fence, job.tries, job.strikes, job.seq, job.n, int(job.at),
-    string.format('%.17g', job.vt), job.was, int(left), body, prompt_ids}
+    string.format('%.17g', job.vt), job.was, int(left), body, prompt_ids, was_running}
   ids[#ids + 1] = job.id
   return true
 end

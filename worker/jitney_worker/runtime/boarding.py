@@ -71,7 +71,7 @@ class Boarding:
     def _end(self, delivery: Delivery, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("boarding_broke", job=delivery.id, error=repr(error))
+            self._log.error("boarding_broke", job=delivery.id, error=type(error).__name__)
             self._leave(delivery.fence)  # its lease runs out, and the attempt counts
         self._settled()
 

@@ -39,6 +39,7 @@ def up(
     lease_s: flags.LeaseS = None,
     num_threads: flags.NumThreads = None,
     quantization: flags.Quantization = None,
+    metrics_port: flags.MetricsPort = None,
     offline: flags.Offline = False,
     host: Host = "127.0.0.1",
     port: Port = 8000,
@@ -75,6 +76,7 @@ def up(
                 num_workers=workers,
                 data_dir=data_dir or default_data_dir(),
                 num_threads=num_threads,
+                metrics_port=metrics_port,
                 drain_timeout_s=drain_timeout_s,
                 bulk=bulk,
             )

@@ -31,6 +31,7 @@ class StackSettings:
 
     durability: strict = the embedded server flushes before it answers, as strict clients ask of it.
     bulk: also start the bridges: `jitney rq-worker`, and Celery's worker with its beat.
+    metrics_port: of the first worker; the others take those behind it. Absent = none.
     """
 
     data_dir: Path
@@ -45,6 +46,7 @@ class StackSettings:
     environment: dict[str, str] = field(default_factory=dict)
     durability: Durability = "default"
     bulk: bool = False
+    metrics_port: int | None = None
 
 
 class LocalStack:
@@ -182,16 +184,20 @@ class LocalStack:
             "JITNEY_CELERY__DRAIN_S": drain_s,
         }
 
-    def _new_worker(self, name: str) -> Child:
+    def _new_worker(self, number: int) -> Child:
         settings = self._settings
+        flags = settings.worker_flags
+        if settings.metrics_port is not None:
+            # 0 is a free one for each.
+            flags += ("--metrics-port", str(settings.metrics_port and settings.metrics_port + number - 1))
         cores = settings.num_threads or max(1, (os.cpu_count() or 1) // max(1, settings.num_workers))
-        return Child(name, ["worker", *settings.worker_flags, "--num-threads", str(cores)], self._environment)
+        return Child(f"worker {number}", ["worker", *flags, "--num-threads", str(cores)], self._environment)
 
     async def _start_children(self) -> None:
         settings = self._settings
         flags = ["--host", settings.host, "--port", str(settings.port)]
         self._api = Child("api", ["api", *flags], self._environment)
-        self._workers = [self._new_worker(f"worker {number + 1}") for number in range(settings.num_workers)]
+        self._workers = [self._new_worker(number) for number in range(1, settings.num_workers + 1)]
         if settings.bulk:
             self._bridges = bridges(settings.data_dir, self._environment)
         children = self._children
