@@ -40,18 +40,21 @@ class Echo:
     """Answers `<prompt>!`, and remembers in which jobs. It claims what there is, and rests where there is nothing."""
 
     def __init__(self, worker: ScriptedWorker, *, fails: Callable[[str], bool] = lambda _: False) -> None:
+        self.most = 1_000_000
+        """So many jobs it answers in all, and lets the others wait."""
         self._worker = worker
         self._fails = fails
         self._leaves = False
         self.prompts: list[str] = []
         self.most_waiting = 0
 
-    async def work(self, credit: int = 16) -> None:
+    async def work(self, at_once: int = 16) -> None:
         """Until `leave`; what was claimed by then is answered, for nobody else would get it before its lease ends."""
         while not self._leaves:
             backlog = await self._worker.queue.backlog()
             self.most_waiting = max(self.most_waiting, backlog.num_jobs)
-            turns = await self._worker.claim(credit=credit)
+            credit = min(at_once, self.most - len(self.prompts))
+            turns = await self._worker.claim(credit=credit) if credit else []
             await asyncio.gather(*(self._perform(turn) for turn in turns))
             if not turns:
                 await asyncio.sleep(0.01)

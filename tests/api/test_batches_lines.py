@@ -10,7 +10,7 @@ import pytest
 
 from jitney_api.batches import lines as lines_module
 from jitney_api.batches.lines import MAX_CUSTOM_ID_CHARS, MAX_LINE_BYTES, Line, LineReader, in_blocks
-from jitney_api.batches.records import LineError
+from jitney_api.batches.records import MAX_FILE_BYTES, LineError
 
 CHAT = "/v1/chat/completions"
 SAID = [{"role": "user", "content": "hello"}]
@@ -115,6 +115,7 @@ def test_a_line_without_end_is_never_held_as_a_whole() -> None:
     assert isinstance(error, LineError)
     assert error.code == "file_too_large"
     assert endless.largest <= MAX_LINE_BYTES + 1
+    assert endless.num_bytes <= MAX_FILE_BYTES + 2 * MAX_LINE_BYTES
 
 
 def test_lines_that_are_done_are_passed_over_and_counted() -> None:

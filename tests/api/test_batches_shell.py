@@ -108,7 +108,7 @@ async def test_no_more_than_the_window_is_on_its_way(
 ) -> None:
     files = files_in(tmp_path)
     write_input(files.input, [str(n) for n in range(100)], queue_name)
-    async with working(echo, credit=2):
+    async with working(echo, at_once=2):
         await run(client, files, window=5)
     assert len(echo.prompts) == 100
     assert 1 <= echo.most_waiting <= 5
@@ -171,13 +171,15 @@ async def test_the_program_killed_in_the_middle_goes_on_and_each_line_is_there_o
     custom_ids = [f"line {n}" for n in range(300)]
     write_input(files.input, custom_ids, queue_name)
     for num_held in (60, 140):
+        echo.most = num_held  # so that a window of jobs waits when it is killed
         command = await Command.start(files, "--window", "32", redis_url=redis_url)
-        async with working(echo, credit=4):
+        async with working(echo):
             await until(partial(holds_lines, files.output, num_held))
             command.process.send_signal(signal.SIGKILL)
             await command.process.wait()
         with files.output.open("ab") as file:
             file.write(b'{"id": "batch_req_torn')
+    echo.most = 300
     async with working(echo):
         code, said = await (await Command.start(files, redis_url=redis_url)).ended()
     assert code == 0, said

@@ -14,6 +14,7 @@ from jitney_api.batches.assembly import Assembler
 from jitney_api.batches.files import DirectoryStore
 from jitney_api.batches.records import Batch
 from jitney_api.batches.settings import BatchSettings
+from jitney_api.tokenizers import Tokenizers
 
 
 def arguments() -> argparse.Namespace:
@@ -30,7 +31,9 @@ async def assemble(asked: argparse.Namespace) -> None:
         say(f"done {batch.completed}")
 
     async with AsyncClient(asked.redis_url) as client:
-        assembler = Assembler(client, DirectoryStore(asked.files), BatchSettings(window=asked.window), show=show)
+        tokenizers = Tokenizers(client.redis, max_loaded=1, num_threads=1)
+        settings = BatchSettings(window=asked.window)
+        assembler = Assembler(client, DirectoryStore(asked.files), settings, tokenizers=tokenizers, show=show)
         ended = await assembler.assemble(asked.batch)
         say(f"ended {ended.state}")
 

@@ -37,6 +37,7 @@ from jitney_api.batches.records import (
 )
 from jitney_api.batches.settings import DAY_S, BatchSettings
 from jitney_api.batches.window import Terms, Window
+from jitney_api.tokenizers import Tokenizers
 
 LOOK_EVERY_S: Final = 1.0
 MAX_HOLD_S: Final = 30.0
@@ -49,8 +50,17 @@ Show = Callable[[Batch], Awaitable[None]]
 class Assembler:
     """Belongs to one event loop; may assemble several batches beside each other."""
 
-    def __init__(self, client: AsyncClient, store: FileStore, settings: BatchSettings, *, show: Show) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        store: FileStore,
+        settings: BatchSettings,
+        *,
+        tokenizers: Tokenizers,
+        show: Show,
+    ) -> None:
         self._client = client
+        self._tokenizers = tokenizers
         self._ledger = Ledger(client.redis)
         self._catalog = Catalog(client.redis)
         self._store = store
@@ -103,7 +113,9 @@ class Assembler:
     async def _answer(self, batch: Batch) -> Batch:
         """Every line has its outcome in a committed chunk."""
         progress = await patiently(lambda: self._ledger.progress(batch.id))
-        window = Window(self._client, terms_of(batch), size=self._settings.window, max_hold_s=MAX_HOLD_S)
+        window = Window(
+            self._client, self._tokenizers, terms_of(batch), size=self._settings.window, max_hold_s=MAX_HOLD_S
+        )
         newest, num_chunks = batch, 0
 
         async def keep(outcomes: Sequence[Outcome]) -> None:

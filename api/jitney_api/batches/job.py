@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+from weakref import WeakKeyDictionary
 
 from jitney import AsyncClient
 from jitney.logs import logger
@@ -10,6 +11,10 @@ from jitney_api.batches.assembly import Assembler
 from jitney_api.batches.files import open_store
 from jitney_api.batches.records import Batch, BatchTaken, BatchUnknown
 from jitney_api.batches.settings import BatchSettings
+from jitney_api.tokenizers import Tokenizers
+
+MAX_TOKENIZERS: Final = 4
+_TOKENIZERS: Final[WeakKeyDictionary[AsyncClient, Tokenizers]] = WeakKeyDictionary()
 
 
 class Held(Protocol):
@@ -33,11 +38,20 @@ async def assemble(held: Held, batch_id: str) -> dict[str, Any] | None:
         await held.save_meta(**_counts(batch))
 
     try:
-        batch = await Assembler(held.client, open_store(settings), settings, show=show).assemble(batch_id)
+        store, tokenizers = open_store(settings), _tokenizers_of(held.client)
+        assembler = Assembler(held.client, store, settings, tokenizers=tokenizers, show=show)
+        batch = await assembler.assemble(batch_id)
     except (BatchTaken, BatchUnknown) as error:
         logger().info("batch_left", batch=batch_id, reason=str(error))
         return None
     return {"status": batch.state, **_counts(batch)}
+
+
+def _tokenizers_of(client: AsyncClient) -> Tokenizers:
+    """One for all batches of a process: each tokenizer takes some 60 MB."""
+    if client not in _TOKENIZERS:
+        _TOKENIZERS[client] = Tokenizers(client.redis, max_loaded=MAX_TOKENIZERS, num_threads=1)
+    return _TOKENIZERS[client]
 
 
 def _counts(batch: Batch) -> dict[str, int]:

@@ -49,14 +49,15 @@ class LineRequest:
     """What a line asks for.
 
     specs: its jobs, one for each input of an embedding. answer: body and tokens, once they have ended; raises as
-    `gather`. naming: inside it, an InvalidJob names the field that the caller wrote. has_own_limit: a job of it may
-    expire before the batch does.
+    `gather`. naming: inside it, an InvalidJob names the field that the caller wrote. limit_name: the field that limits
+    the answer, None if nobody gave one. has_own_limit: a job of it may expire before the batch does.
     """
 
     model: str
     specs: tuple[JobSpec, ...]
     answer: Answer
     naming: Callable[[], AbstractContextManager[None]]
+    limit_name: str | None = None
     dimensions: int | None = None
 
     @property
@@ -97,7 +98,7 @@ def _generation(asked: Any, job: Callable[[Any], JobSpec], shape: Shape) -> Line
     check_stream_options(asked)
     naming = partial(named_as_asked, asked)
     with naming():
-        return LineRequest(asked.model, (job(asked),), partial(_whole, shape), naming)
+        return LineRequest(asked.model, (job(asked),), partial(_whole, shape), naming, asked.limit_name)
 
 
 def _embedding(body: dict[str, Any]) -> LineRequest:
@@ -106,7 +107,7 @@ def _embedding(body: dict[str, Any]) -> LineRequest:
     naming = partial(named, {"prompt": "input"})
     with naming():
         specs = tuple(embedding_jobs(asked))
-    return LineRequest(asked.model, specs, partial(_vectors, asked), naming, asked.dimensions)
+    return LineRequest(asked.model, specs, partial(_vectors, asked), naming, dimensions=asked.dimensions)
 
 
 ENDPOINTS: Final[dict[str, Callable[[dict[str, Any]], LineRequest]]] = {

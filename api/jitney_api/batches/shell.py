@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -19,8 +19,10 @@ from jitney_api.batches.output_files import OutputFile, begin, complete
 from jitney_api.batches.records import LineError
 from jitney_api.batches.window import Terms, Window
 from jitney_api.service import answering
+from jitney_api.tokenizers import Tokenizers
 
 MAX_HOLD_S = 2.0
+MAX_TOKENIZERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +112,9 @@ async def run_file(
         done = answered | failed
         if counts.done < counts.total:
             terms = Terms(run.id, "-", deadline=None, result_ttl_s=BULK_RESULT_TTL_S)
-            riding = Window(client, terms, size=window, max_hold_s=MAX_HOLD_S)
-            await riding.run(_lines_left(files.input, model, done), keep)
+            async with _tokenizers(client) as tokenizers:
+                riding = Window(client, tokenizers, terms, size=window, max_hold_s=MAX_HOLD_S)
+                await riding.run(_lines_left(files.input, model, done), keep)
         complete(files.output)
     return counts
 
@@ -133,6 +136,15 @@ async def _lines_left(path: Path, model: str | None, done: set[int]) -> AsyncGen
                 if isinstance(one, LineError):
                     raise InvalidJob(f"{path} has changed since it was checked: line {one.line}: {one.message}")
                 yield one
+
+
+@contextlib.asynccontextmanager
+async def _tokenizers(client: AsyncClient) -> AsyncIterator[Tokenizers]:
+    made = Tokenizers(client.redis, max_loaded=MAX_TOKENIZERS, num_threads=1)
+    try:
+        yield made
+    finally:
+        await made.aclose()
 
 
 @contextlib.contextmanager

@@ -31,8 +31,11 @@ from jitney.tasks import end_tasks
 from jitney_api.batches.lines import Line
 from jitney_api.batches.output import NotRun, Outcome, answered, failed, not_run
 from jitney_api.batches.patience import patiently
+from jitney_api.batches.requests import LineRequest
+from jitney_api.prompts import count_prompt
 from jitney_api.service import answering
 from jitney_api.together import together
+from jitney_api.tokenizers import Tokenizers
 
 MAX_OVERLOAD_WAIT_S: Final = 30.0
 MAX_LOSSES: Final = 8
@@ -88,8 +91,11 @@ class Window:
     size: jobs on their way at once. max_hold_s: so long may an outcome wait for others to be kept together with.
     """
 
-    def __init__(self, client: AsyncClient, terms: Terms, *, size: int, max_hold_s: float) -> None:
+    def __init__(
+        self, client: AsyncClient, tokenizers: Tokenizers, terms: Terms, *, size: int, max_hold_s: float
+    ) -> None:
         self._client = client
+        self._tokenizers = tokenizers
         self._terms = terms
         self._size = size
         self._max_hold_s = max_hold_s
@@ -182,14 +188,22 @@ class Window:
         num_failures = 0
         while self._why is None:
             try:
-                with line.request.naming():
-                    return await self._client.enqueue_spec(spec, queue=line.request.model, idempotency_key=key)
+                return await self._ask(line.request, key, spec)
             except Overloaded as error:
                 await self._pause(min(error.retry_after_s, MAX_OVERLOAD_WAIT_S) * random.uniform(0.5, 1.0))
             except QueueUnavailable:
                 await self._pause(pause_s(num_failures))
                 num_failures += 1
         raise _Stopped
+
+    async def _ask(self, request: LineRequest, key: str, spec: JobSpec) -> AsyncJob:
+        """As the API enqueues, after the same checks. Raises InvalidJob under the caller's names, and its kin."""
+        with request.naming():
+            _, card = await self._client.card(request.model)
+            num_tokens = await count_prompt(self._tokenizers, card, spec, limit=request.limit_name)
+            return await self._client.enqueue_spec(
+                spec, queue=request.model, idempotency_key=key, num_prompt_tokens=num_tokens
+            )
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
