@@ -22,10 +22,10 @@ from jitney.result import terms_of
 from jitney.settings import client_settings
 from jitney.submission import check_against
 from jitney.tasks import end_tasks
+from jitney.tracing import current_traceparent
 from jitney.webhooks.outbox import check_installed, keep_delivering
 from jitney.webhooks.settings import WebhookSettings
 from jitney.webhooks.wish import Webhook
-from jitney.tracing import current_traceparent
 from jitney_api.answers import Heading
 from jitney_api.batches.desk import Desk
 from jitney_api.callers import Caller

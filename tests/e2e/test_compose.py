@@ -33,8 +33,8 @@ from jitney.celery.settings import CelerySettings
 from jitney.embedded import find_server
 from jitney.rq.settings import RqSettings
 from jitney.settings import ClientSettings
-from jitney_api.batches.settings import BatchSettings
 from jitney.webhooks.settings import WebhookSettings
+from jitney_api.batches.settings import BatchSettings
 from jitney_api.settings import ApiSettings
 from jitney_worker.settings import WorkerSettings
 
