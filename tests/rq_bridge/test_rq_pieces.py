@@ -18,6 +18,7 @@ from jitney import InvalidJob, JobCancelled, JobFailed, Overloaded, SettingsErro
 from jitney.rq import strangers
 from jitney.rq.generation import run_key
 from jitney.rq.held import HeldJobs, JobUnreadable, function_name, is_hopeless
+from jitney.rq.progress import Progress
 from jitney.rq.settings import RqSettings
 from jitney.rq.standing import standing
 from jitney.rq.strangers import Strangers
@@ -104,6 +105,19 @@ def test_a_queue_that_holds_nothing_but_strangers_rests(rq_queue: Queue, monkeyp
     now += strangers.REST_S
     assert known.allow(rq_queue)
     assert not known.are_resting
+
+
+async def test_the_last_word_of_an_rq_job_is_stored_unless_its_record_is_gone(rq_queue: Queue) -> None:
+    kept, gone = (rq_queue.enqueue("jitney.rq.generate", "x") for _ in range(2))
+    progress = Progress()
+    for job in (kept, gone):
+        job.meta["text"] = "a"
+        progress.note(job)
+    gone.delete()
+    await progress.settle(kept)
+    await progress.settle(gone)
+    assert kept.get_meta() == {"text": "a"}
+    assert not Job.exists(gone.id, rq_queue.connection)
 
 
 def test_a_queue_that_unpickles_is_refused(rq_connection: SyncRedis) -> None:
