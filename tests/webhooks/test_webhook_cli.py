@@ -68,6 +68,11 @@ async def test_a_webhook_that_is_not_there_can_be_neither_tried_nor_dropped(
         assert (await webhooks(redis_url, word)).exit_code == 2
 
 
+async def test_what_a_stranger_wrote_as_a_webhook_cannot_steer_the_terminal(redis: Redis, redis_url: str) -> None:
+    await Announcements(redis, BATCHES).add("batch_1", "batch", "failed", "https://\x1b[31m.example/")
+    assert "https://\\x1b[31m.example/" in (await webhooks(redis_url, "list")).stdout
+
+
 def test_a_webhook_secret_is_made_that_the_settings_take() -> None:
     made = [CliRunner().invoke(app, ["webhooks", "secret"]).stdout.strip() for _ in range(2)]
     assert made[0] != made[1]

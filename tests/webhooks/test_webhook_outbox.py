@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import MutableMapping
+from typing import Any
+
 import pytest
 from tests.conftest import WriteCard
 from tests.contract.contract_driver import Driver
-from tests.webhooks.receiver import Receiver, answer, settings_for
+from tests.webhooks.receiver import PATIENCE_S, Receiver, answer, settings_for
 
 from jitney.connection import Redis
 from jitney.errors import InvalidJob
-from jitney.keys import Keys
+from jitney.keys import QUEUES, Keys
+from jitney.logs import listening
 from jitney.messages import Event, usage_of
 from jitney.queue import Ending, Queue
+from jitney.tasks import end_tasks
 from jitney.webhooks.announcements import BATCHES, Announcements
 from jitney.webhooks.events import event_id
-from jitney.webhooks.outbox import Verdict, after_failure, announce, deliver_due, judge
+from jitney.webhooks.outbox import Verdict, after_failure, announce, deliver_due, judge, keep_delivering
 from jitney.webhooks.sending import Answer
 from jitney.webhooks.settings import WebhookSettings
 from jitney.webhooks.wish import Webhook
@@ -301,6 +307,39 @@ async def test_the_oldest_webhook_makes_room_where_nobody_delivers(driver: Drive
         await driver.redis.zadd(driver.keys.hooks, {f"b{number}": number}, xx=True)
     assert [one.id for one in await outbox.claim(10, LEASE_S)] == ["b2", "b3", "b4"]
     assert sorted(await driver.key_names() & {f"hook:b{n}" for n in range(5)}) == ["hook:b2", "hook:b3", "hook:b4"]
+
+
+async def num_looks(redis: Redis) -> int:
+    """How often somebody has asked for the queues, or for any other hash."""
+    return int((await redis.info("commandstats"))["cmdstat_hgetall"]["calls"])
+
+
+async def test_whoever_keeps_delivering_webhooks_outlives_what_goes_wrong_and_says_it_once(
+    driver: Driver, outbox: Announcements, receiver: Receiver, write_queue_card: WriteCard
+) -> None:
+    heard = list[str]()
+    broken = asyncio.Event()
+
+    def listen(event: MutableMapping[str, Any]) -> None:
+        heard.append(event["event"])
+        broken.set()
+
+    await driver.redis.set(QUEUES, "a stranger's")
+    settings = settings_for(receiver, poll_s=0.01)
+    with listening(listen):
+        delivering = asyncio.create_task(keep_delivering(driver.redis, settings))
+        async with asyncio.timeout(PATIENCE_S):
+            await broken.wait()
+            before = await num_looks(driver.redis)
+            while await num_looks(driver.redis) < before + 3:
+                pass  # each look is a call to the server
+        await driver.redis.delete(QUEUES)
+        await write_queue_card()
+        await driver.enqueue(hook=hook(receiver.url()))
+        await end(driver, "finished")
+        await receiver.wait_told(1)
+        await end_tasks([delivering])
+    assert heard == ["webhooks_wait"]
 
 
 SETTINGS = WebhookSettings(backoff_s=5.0, max_backoff_s=300.0, max_attempts=5)

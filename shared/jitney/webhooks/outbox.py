@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from jitney.calls import or_unavailable
 from jitney.cards import list_cards
 from jitney.connection import Redis
-from jitney.errors import InvalidJob, QueueUnavailable, SettingsError, first_line
+from jitney.errors import InvalidJob, JitneyError, SettingsError, first_line
 from jitney.keys import Keys
 from jitney.logs import logger
 from jitney.webhooks.announcements import BATCHES, Announcement, Announcements, Outcome
@@ -91,14 +91,16 @@ async def deliver_due(redis: Redis, settings: WebhookSettings, *, limit: int, re
 
 async def keep_delivering(redis: Redis, settings: WebhookSettings) -> None:
     """Deliver until cancelled. What is under way then is told again by others, once its lease has ended."""
+    is_broken = False
     while True:
         num_tried = 0
         try:
             num_tried = await deliver_due(redis, settings, limit=settings.max_at_once)
-        except QueueUnavailable as error:
-            _log.warning("webhooks_wait", error=first_line(error))
-        except Exception:  # whatever it is, the next round may do better, and nobody else would make one
-            _log.exception("webhooks_failed")
+            is_broken = False
+        except Exception as error:  # Redis' or ours: the next round may do better, and nobody else would make one
+            if not is_broken:
+                _log.warning("webhooks_wait", error=first_line(error), exc_info=not isinstance(error, JitneyError))
+            is_broken = True
         if num_tried < settings.max_at_once:
             await asyncio.sleep(settings.poll_s)
 
