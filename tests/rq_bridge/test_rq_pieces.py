@@ -111,6 +111,14 @@ def test_a_queue_that_unpickles_is_refused(rq_connection: SyncRedis) -> None:
         HoldingWorker([Queue("loose", connection=rq_connection)], connection=rq_connection)
 
 
+def test_an_rq_worker_whose_client_cannot_be_does_not_begin(rq_queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITNEY_DURABILITY", "hopeful")
+    worker = HoldingWorker([rq_queue], connection=rq_queue.connection)
+    with pytest.raises(SettingsError, match="JITNEY_DURABILITY"):
+        worker.work(burst=True)
+    assert HoldingWorker.all_keys(queue=rq_queue) == []
+
+
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [

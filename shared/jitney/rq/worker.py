@@ -47,6 +47,8 @@ class HoldingWorker(FinishingWorker):
     Raises SettingsError for queues that are not written in JSON.
     """
 
+    log_result_lifespan = False
+
     def __init__(
         self,
         queues: Iterable[Queue | str],
@@ -141,16 +143,9 @@ class HoldingWorker(FinishingWorker):
             self._finalize_failure(job, queue, execution, sys.exc_info())
             return
         limit = job.timeout or self.queue_class.DEFAULT_TIMEOUT
-        holder = self._open()
         timeout_s = limit if limit > 0 else None
-        self.holdings[execution.id] = holder.hold(job, queue, execution, perform, timeout_s=timeout_s)
-
-    def _open(self) -> Holder:
-        """Loop and pulse, from the first job on."""
-        if self._holder is None:
-            self._holder = Holder(self._client_url, self._ended)
-            self._pulse = Pulse(self.keep_alive, self.watch, beat_every_s=self.settings.heartbeat_s)
-        return self._holder
+        assert self._holder is not None
+        self.holdings[execution.id] = self._holder.hold(job, queue, execution, perform, timeout_s=timeout_s)
 
     # --- finishing -----------------------------------------------------------------------------
 
@@ -201,7 +196,13 @@ class HoldingWorker(FinishingWorker):
             if found == "withdrawn":
                 self._holder.cancel(holding)
 
-    # --- leaving -------------------------------------------------------------------------------
+    # --- coming and leaving --------------------------------------------------------------------
+
+    def bootstrap(self, *arguments: Any, **options: Any) -> None:
+        """As RQ's. Raises SettingsError for a client that cannot be, before RQ knows of this worker."""
+        self._holder = Holder(self._client_url, self._ended)
+        super().bootstrap(*arguments, **options)
+        self._pulse = Pulse(self.keep_alive, self.watch, beat_every_s=self.settings.heartbeat_s)
 
     def check_for_suspension(self, burst: bool) -> None:
         """Waits while RQ is suspended, once nothing is held; until then no job is taken."""
