@@ -117,6 +117,7 @@ async def test_a_warm_shutdown_gives_back_what_has_not_ended(
         [turn] = await batch.turns()
         await turn.start()
         assert await asyncio.to_thread(first.end) == 0
+        assert "1 held tasks go back to the broker" in first.log
     assert (await redis.hlen("unacked"), await redis.llen("celery")) == (0, 1)
     status = await batch.queue.status(JobId(turn.id))
     assert status is not None
@@ -181,7 +182,7 @@ async def test_connections_that_the_broker_drops(app: Any, batch: Batch, redis_u
 async def test_a_celery_worker_that_prefetches_nothing_holds_all_the_same(
     app: Any, batch: Batch, redis_url: str, redis: Redis
 ) -> None:
-    with running(redis_url, "-c", "2", "--disable-prefetch"):
+    with running(redis_url, "-c", "2", "--disable-prefetch", OF_A_TEST_POOL="prefork"):
         results = [ask(app, str(number)) for number in range(12)]
         turns = await batch.turns(12)
         await asyncio.gather(*(turn.finish("x") for turn in turns))
