@@ -40,13 +40,13 @@ def join(answers: list[dict[str, Any]]) -> dict[str, Any]:
 
 def label(review: str) -> Any:
     """One review. Sent by name: this process need not know the task, and no model is imported anywhere here."""
-    return app.send_task("jitney.generate", args=[f"Is this review good or bad?\n{review}\n"], kwargs={"max_tokens": 8})
+    return app.send_task("jitney.generate", args=[f"Is this review good or bad? {review}"], kwargs={"max_tokens": 8})
 
 
 def summary(reviews: list[str]) -> Any:
     """One after the other: the answer to the first prompt is the second one's input."""
     generate = app.tasks["jitney.generate"]
-    return chain(generate.s("Sum up:\n" + "\n".join(reviews), max_tokens=64), keep_text.s()).apply_async()
+    return chain(generate.s("Sum up: " + " ".join(reviews), max_tokens=64), keep_text.s()).apply_async()
 
 
 def labels(reviews: list[str]) -> Any:

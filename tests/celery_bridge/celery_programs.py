@@ -18,9 +18,12 @@ from celery import Celery
 from jitney.celery import install
 from jitney.celery.tasks import Generation
 from jitney.errors import JobFailed
+from jitney.tether import tether
 
 ROOT = Path(__file__).parents[2]
 LIVENESS_S = 60.0
+QUICK = ("--without-mingle", "--without-gossip")
+"""A second less before a worker is ready."""
 MODULE = "tests.celery_bridge.celery_programs"
 
 
@@ -78,13 +81,14 @@ class Worker:
     def __init__(self, module: str, url: str, *options: str, cwd: Path, environment: Mapping[str, str]) -> None:
         self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115 (as long as the worker)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "celery", "-A", module, "worker", "-l", "info", *options],
+            [sys.executable, "-m", "celery", "-A", module, "worker", "-l", "info", *QUICK, *options],
             cwd=cwd,
             env={**os.environ, "JITNEY_REDIS_URL": url, "OF_A_TEST_URL": url, "OMP_NUM_THREADS": "1", **environment},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=tether(signal.SIGKILL),
         )
 
     @property

@@ -25,12 +25,15 @@ from tests.runtime.harness import LIVENESS_S, StartWorker, Turnstile, expected
 
 from jitney import AsyncClient
 from jitney.apikeys import add_key, list_keys, make_key, revoke_key
+from jitney.cards import QueueCard, write_card
+from jitney.celery.settling import Settlement
 from jitney.connection import Redis, connect
 from jitney.doctor import examine
 from jitney.embedded import EmbeddedServer
 from jitney.keys import API_KEYS, QUEUES
 from jitney.queue import Queue
 from jitney.scripts import NAMES, assemble
+from jitney.upkeeping import keep_up
 from jitney_api.batches.catalog import Catalog
 from jitney_api.batches.files import DirectoryStore
 from jitney_api.batches.ledger import Chunk, Ledger, Order
@@ -375,6 +378,22 @@ NOBODYS = [
     "PUBLISH other x",
 ]
 WORKING_ROLES = ("client", "api", "worker", "bulk")
+
+
+async def test_the_janitor_does_its_work_as_operator_and_a_celery_worker_as_client(
+    server: GuardedServer, roles: dict[str, Redis], queue_name: str, refusals: Any
+) -> None:
+    await write_card(roles["operator"], queue_name, QueueCard(model="m", max_model_len=8, vocab_size=8))
+    async with AsyncClient(server.url_of("client"), queue=queue_name) as client:
+        await client.enqueue("late", timeout_s=0.001)
+        settlement = Settlement(roles["client"], "a-task")
+        assert not await settlement.is_over(redelivered=True)
+        assert await settlement.claim()
+        await settlement.done()
+        assert not await settlement.is_over(redelivered=False)
+    async with AsyncClient(server.url_of("operator")) as operator:
+        assert (await keep_up(operator, []))["queues"]["queues"] > 0
+    assert await refusals() == []
 
 
 @pytest.mark.parametrize("command", NOBODYS)

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from redis.exceptions import RedisError
+
 from jitney.async_client import AsyncClient, AsyncJob
 from jitney.bridging import ANSWER, Partial, answer_of
 from jitney.connection import pause_s
@@ -23,6 +25,8 @@ MAX_LOSSES: Final = 4
 """How often a job may vanish from Redis before its task fails: each time it is asked for anew."""
 
 MAX_CANCELS: Final = 6
+MIN_WAIT_S: Final = 0.2
+"""However soon a full queue expects to have room."""
 
 _log = logger(part="celery")
 
@@ -82,7 +86,7 @@ async def answer(client: AsyncClient, asked: Asked, partial: Partial) -> dict[st
             await asyncio.sleep(pause_s(num_failures))
             num_failures += 1
         except Overloaded as error:
-            await asyncio.sleep(error.retry_after_s * random.uniform(0.5, 1.0))
+            await asyncio.sleep(max(MIN_WAIT_S, error.retry_after_s * random.uniform(0.5, 1.0)))
         except StreamLost:
             num_losses += 1
             if num_losses >= MAX_LOSSES:
@@ -121,7 +125,7 @@ async def cancel(client: AsyncClient, asked: Asked) -> None:
             return
         except QueueUnavailable:
             await asyncio.sleep(pause_s(num_failures))
-        except JitneyError as error:
+        except (JitneyError, RedisError) as error:
             _log.warning("not_cancelled", error=str(error))
             return
     _log.warning("not_cancelled", error="Redis does not answer")

@@ -17,7 +17,6 @@ from jitney.celery.ride import Passenger, Ride
 from jitney.celery.settings import CelerySettings
 from jitney.celery.settling import Settlement
 from jitney.celery.station import Station
-from jitney.errors import JitneyError
 from jitney.logs import logger
 
 T = TypeVar("T")
@@ -62,14 +61,15 @@ class HeldPool:
         key = key_of(request.id, request.request_dict.get("retries") or 0)
         passenger = Passenger(request, target, args, self._make_room(), **calls)
         ride = self._rides.get(key)
-        if ride is not None:
-            request.ride = ride
+        is_new = ride is None
+        if ride is None:
+            ride = self._rides[key] = Ride(self, key, passenger)
+        else:
             ride.passengers.append(passenger)
-            passenger.accept()
-            return ride
-        ride = request.ride = self._rides[key] = Ride(self, key, passenger)
+        request.ride = ride
         passenger.accept()
-        if not ride.is_over:  # a revocation may have been waiting for this moment
+        state.reserved_requests.discard(request)  # with --disable-prefetch these count as slots that are taken
+        if is_new and not ride.is_over:  # a revocation may have been waiting for this moment
             ride.future = self._station.start(self._carry(ride))
         return ride
 
@@ -116,11 +116,11 @@ class HeldPool:
             asked = asked_of(*passenger.call)
             async with asyncio.timeout(passenger.soft_limit_s) as limit:
                 return answered(await answer(client, asked, ride.partial))
-        except JitneyError as error:
-            return failed(error)
-        except TimeoutError:
+        except TimeoutError as error:
             if not limit.expired():
-                raise
+                return failed(error)
+        except Exception as error:  # whatever it is: a task that nobody ends is held for ever
+            return failed(error)
         self._post(lambda: passenger.timeout_callback(True, passenger.soft_limit_s))
         await cancel(client, asked)
         return failed(SoftTimeLimitExceeded())

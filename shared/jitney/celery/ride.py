@@ -91,13 +91,14 @@ class Ride:
 
     @property
     def has_news(self) -> bool:
-        return not self.is_over and self.partial.num_tokens != self._num_told
+        is_read = not self.is_over and not self.newest.request.ignore_result
+        return is_read and self.partial.num_tokens != self._num_told
 
     def tell(self, said: dict[str, Any]) -> None:
         """Write what the job has said so far."""
         request = self.newest.request
         with self._writing:
-            if self.is_over or request.ignore_result:
+            if self.is_over:
                 return
             request.task.backend.store_result(request.id, said, STREAMING, request=request._context)
             self._num_told = said["num_tokens"]

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from jitney.async_client import AsyncClient
+from jitney.settings import client_settings
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ class Station:
 
     def __init__(self, url: str | None = None) -> None:
         self.pid = os.getpid()
-        self.client = AsyncClient(url, name="jitney-celery")
+        self.client = AsyncClient(url or client_settings().url, name="jitney-celery")  # by Redis, never by an API
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="jitney-celery", daemon=True)
         self._thread.start()

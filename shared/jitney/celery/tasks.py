@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from typing import Any
 
 from celery import Task, shared_task
@@ -15,6 +15,7 @@ from jitney.celery.outcome import STREAMING, outcome_here
 from jitney.celery.settings import celery_settings
 from jitney.celery.station import station
 from jitney.errors import InvalidJob, JobEnded
+from jitney.tasks import end_tasks
 from jitney.upkeeping import keep_up
 
 
@@ -39,34 +40,36 @@ class Generation(Task):  # type: ignore[misc]
             return outcome()
         return self._wait(asked_of(self.request.id or "", self.request.retries, args, kwargs))
 
+    @property
+    def _is_ignored(self) -> bool:
+        asked = self.request.ignore_result
+        return bool(self.ignore_result if asked is None else asked)
+
     def _wait(self, asked: Asked) -> dict[str, Any]:
         """In a pool's own process: one task for each of its slots."""
         here = station()
         try:
-            return here.wait(self._answer(here.client, asked, self.request.id))
+            return here.wait(self._answer(here.client, asked, self.request.id, self._is_ignored))
         except SoftTimeLimitExceeded:
             here.wait(cancel(here.client, asked))
             raise
 
-    async def _answer(self, client: AsyncClient, asked: Asked, task_id: str | None) -> dict[str, Any]:
-        return await answer(client, asked, _Told(self, task_id))
+    async def _answer(self, client: AsyncClient, asked: Asked, task_id: str | None, ignored: bool) -> dict[str, Any]:
+        partial = Partial()
+        telling = asyncio.create_task(self._tell_for_ever(partial, None if ignored else task_id))
+        try:
+            return await answer(client, asked, partial)
+        finally:
+            await end_tasks([telling])
 
-
-class _Told(Partial):
-    """Text that is told as it comes, but no more often than the settings want."""
-
-    def __init__(self, task: Generation, task_id: str | None) -> None:
-        super().__init__()
-        self._task = task
-        self._task_id = task_id if not task.request.ignore_result else None
-        self._every_s = celery_settings().tell_every_s
-        self._last = 0.0
-
-    def add(self, event: Any) -> None:
-        super().add(event)
-        if self._task_id is not None and time.monotonic() - self._last >= self._every_s:
-            self._task.update_state(self._task_id, STREAMING, self.shape())
-            self._last = time.monotonic()
+    async def _tell_for_ever(self, partial: Partial, task_id: str | None) -> None:
+        every_s, num_told = celery_settings().tell_every_s, 0
+        while task_id is not None:
+            await asyncio.sleep(every_s)
+            if partial.num_tokens != num_told:
+                num_told = partial.num_tokens
+                # Not in another thread: it might still be writing when the task has ended.
+                self.update_state(task_id, STREAMING, partial.shape())
 
 
 @shared_task(name="jitney.generate", base=Generation, bind=True)  # type: ignore[untyped-decorator]
