@@ -10,7 +10,7 @@ WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 RUN mkdir -p shared/jitney api/jitney_api worker/jitney_worker \
     && touch shared/jitney/__init__.py api/jitney_api/__init__.py worker/jitney_worker/__init__.py \
-    && pip install -c constraints.txt ".[api,rq,celery]"
+    && pip install -c constraints.txt ".[api,http,rq,celery]"
 
 COPY shared shared
 COPY api api

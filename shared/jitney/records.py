@@ -40,6 +40,7 @@ class Entry:
     not_before, deadline: Unix seconds. timeout_s: from then (or now) to the end. queue_timeout_s: to the first event.
     max_attempts: without progress; fewer than the workers allow, None = as many.
     keep_body: the body lives as long as the result, not only until the job's end.
+    hook: who is told of the end, `Webhook.hook`; '': nobody.
     """
 
     id: JobId
@@ -57,6 +58,7 @@ class Entry:
     result_ttl_s: int = 3_600
     max_attempts: int | None = None
     keep_body: bool = False
+    hook: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,11 @@ NAMES: Final = (
     "janitor",
     "repair",
     "fold",
+    "hook_add",
+    "hook_claim",
+    "hook_settle",
+    "hook_retry",
+    "hook_drop",
 )
 
 ROOM: Final = "jitney"

@@ -33,6 +33,7 @@ from jitney.celery.settings import CelerySettings
 from jitney.embedded import find_server
 from jitney.rq.settings import RqSettings
 from jitney.settings import ClientSettings
+from jitney.webhooks.settings import WebhookSettings
 from jitney_api.batches.settings import BatchSettings
 from jitney_api.settings import ApiSettings
 from jitney_worker.settings import WorkerSettings
@@ -189,7 +190,7 @@ def test_the_api_and_the_bridges_from_rq_and_celery_are_one_image_and_reach_the_
     assert volume in compose["volumes"]
     assert {service["environment"]["JITNEY_BATCH__FILES"] for service in services} == {f"{folder}/files"}
     image = (ROOT / "ops/api.Dockerfile").read_text()
-    assert '".[api,rq,celery]"' in image
+    assert '".[api,http,rq,celery]"' in image
     assert f"install -d -o jitney {folder} {folder}/files" in image, "a volume of its own would be root's"
 
 
@@ -207,6 +208,7 @@ def settings_names() -> set[str]:
     names |= {f"JITNEY_BATCH__{name.upper()}" for name in BatchSettings.model_fields}
     names |= {f"JITNEY_RQ__{name.upper()}" for name in RqSettings.model_fields}
     names |= {f"JITNEY_CELERY__{name.upper()}" for name in CelerySettings.model_fields}
+    names |= {f"JITNEY_WEBHOOKS__{name.upper()}" for name in WebhookSettings.model_fields}
     for name, field in WorkerSettings.model_fields.items():
         section = field.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
@@ -303,7 +305,7 @@ class Here:
         word = word.replace("redis://redis:6379/", f"redis://127.0.0.1:{self.redis_port}/")
         word = word.replace("127.0.0.1:8000", f"127.0.0.1:{self.api_port}")
         word = word.replace("${JITNEY_MODEL:-smollm2-135m-instruct}", str(self.model))
-        word = re.sub(r"\$\{\w+:-(\w+)\}", r"\1", word)  # nobody has set it
+        word = re.sub(r"\$\{\w+:-(\w*)\}", r"\1", word)  # nobody has set it
         words = {
             "/var/lib/jitney/files": str(self.directory / "files"),
             "0.0.0.0": "127.0.0.1",

@@ -46,12 +46,25 @@ from jitney_api.settings import ApiSettings
 
 ACL_FILE = Path(__file__).parents[2] / "ops" / "redis" / "users.acl"
 ROLES = ("client", "api", "worker", "bulk", "operator")
+DELIVERING = ("hook_add", "hook_claim", "hook_settle")
 SCRIPTS = {
     "client": ("enqueue", "cancel"),
-    "api": ("enqueue", "cancel"),
-    "worker": ("claim", "adopt", "renew", "append", "finish", "release", "retry", "janitor", "repair", "fold"),
+    "api": ("enqueue", "cancel", *DELIVERING),
+    "worker": (
+        "claim",
+        "adopt",
+        "renew",
+        "append",
+        "finish",
+        "release",
+        "retry",
+        "janitor",
+        "repair",
+        "fold",
+        *DELIVERING,
+    ),
 }
-"""requeue and drop are an operator's."""
+"""The others are an operator's."""
 
 
 class GuardedServer(EmbeddedServer):
@@ -133,7 +146,12 @@ def test_a_role_has_every_command_of_its_scripts(role: str) -> None:
 
 
 def test_every_script_is_somebodys() -> None:
-    assert set(NAMES) == {name for names in SCRIPTS.values() for name in names} | {"requeue", "drop"}
+    assert set(NAMES) == {name for names in SCRIPTS.values() for name in names} | {
+        "requeue",
+        "drop",
+        "hook_retry",
+        "hook_drop",
+    }
 
 
 async def test_as_shipped_the_file_lets_nobody_in(tmp_path: Path) -> None:

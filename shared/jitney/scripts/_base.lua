@@ -29,3 +29,9 @@ local function announce(band, bell)
   ring(bell)
   if band ~= BANDS[#BANDS] then redis.pcall('PUBLISH', P .. ':call', band) end
 end
+
+-- What a stranger put where something of ours belongs would stop every script that looks there.
+local function clear_unless(kind, key)
+  local has = redis.call('TYPE', key).ok
+  if has ~= kind and has ~= 'none' then redis.call('DEL', key) end
+end

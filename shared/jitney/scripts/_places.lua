@@ -4,7 +4,7 @@
 --   running   :leases:<band>, and its fence is set
 --   returned  :leases:<band> (score = enqueue time: ahead of all live leases), or :held:<band>:<fp>
 --   done      none
-local TEXTS = {'state', 'band', 'tenant', 'eid', 'fp', 'was', 'fence', 'owner', 'reason', 'by', 'idem', 'err'}
+local TEXTS = {'state', 'band', 'tenant', 'eid', 'fp', 'was', 'fence', 'owner', 'reason', 'by', 'idem', 'err', 'hook'}
 local NUMBERS = {'est', 'pt', 'seq', 'n', 'at', 'tries', 'strikes', 'cseq', 'since', 'started',
                  'deadline', 'qdeadline', 'paid', 'max', 'ttl', 'vt', 'rmax', 'due', 'lease', 'keepb'}
 local FIELDS = {}
@@ -50,12 +50,6 @@ local function read_entry(fields)
     if fields[i] == 'est' then est = math.floor(num(fields[i + 1])) end
   end
   return id, (est >= 0 and est < 1e9) and est or 0
-end
-
--- What a stranger put where something of ours belongs would stop every script that looks there.
-local function clear_unless(kind, key)
-  local has = redis.call('TYPE', key).ok
-  if has ~= kind and has ~= 'none' then redis.call('DEL', key) end
 end
 
 local function push(job)
