@@ -7,7 +7,7 @@ VENV ?= .venv
 PIP_FLAGS ?=
 BIN := $(VENV)/bin
 
-.PHONY: setup demo up bench check format test test-faults test-faults-long clean
+.PHONY: setup demo up bench bench-bridges check format test test-faults test-faults-long clean
 
 setup: $(VENV)/.installed
 
@@ -28,6 +28,10 @@ up: setup
 BENCH_FLAGS ?=
 bench: setup
 	@$(BIN)/python -m ops.bench.run_all --write ops/bench/RESULTS.md $(BENCH_FLAGS)
+
+# One load through RQ and Celery, four ways: five minutes; BENCH_FLAGS=--quick for one.
+bench-bridges: setup
+	@$(BIN)/python -m ops.bench.bridges $(BENCH_FLAGS)
 
 format: setup
 	@$(BIN)/ruff format .

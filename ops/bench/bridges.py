@@ -133,10 +133,14 @@ def work(kind: str, url: str, asked: argparse.Namespace) -> Iterator[None]:
         preexec_fn=tether(signal.SIGKILL),
     ) as program:
         assert program.stderr is not None
-        words = [line.strip() for line in iter(program.stderr.readline, "ready\n") if line]
+        said: list[str] = []
         try:
-            if program.poll() is not None:
-                raise ServerError(f"{kind} ended before it was ready: {words[-5:]}")
+            for line in program.stderr:
+                if line == "ready\n":
+                    break
+                said.append(line.strip())
+            else:
+                raise ServerError(f"{kind} ended before it was ready: {' / '.join(said[-5:])}")
             yield
         finally:
             program.send_signal(signal.SIGTERM)
@@ -148,13 +152,16 @@ def work(kind: str, url: str, asked: argparse.Namespace) -> Iterator[None]:
 
 def alone(way: str, jobs: Sequence[Asked], asked: argparse.Namespace) -> float:
     """Without jitney."""
-    with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder), tethered=True) as server:
-        with work("rq" if way == "rq" else "celery", server.url, asked):
-            if way == "rq":
-                queue = Queue(RQ_QUEUE, connection=Redis.from_url(server.url), serializer=JSONSerializer)
-                return through_rq(queue, "ops.bench.bridge_work.answer", jobs)
-            calls = [([one.prompt, one.max_tokens], dict[str, Any]()) for one in jobs]
-            return through_celery(celery_app(server.url, asked.batch), "answer", calls)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        EmbeddedServer(Path(folder), tethered=True) as server,
+        work("rq" if way == "rq" else "celery", server.url, asked),
+    ):
+        if way == "rq":
+            queue = Queue(RQ_QUEUE, connection=Redis.from_url(server.url), serializer=JSONSerializer)
+            return through_rq(queue, "ops.bench.bridge_work.answer", jobs)
+        calls = [([one.prompt, one.max_tokens], dict[str, Any]()) for one in jobs]
+        return through_celery(celery_app(server.url, asked.batch), "answer", calls)
 
 
 async def bridged(way: str, jobs: Sequence[Asked], asked: argparse.Namespace) -> float:
@@ -223,7 +230,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", default=flags.MODEL, help="registered name or directory; %(default)s")
     parser.add_argument("--jobs", type=flags.positive, default=512)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_JOBS} jobs")
-    parser.add_argument("--mean-tokens", type=flags.above_zero, default=14.0, help="of an answer; %(default)g")
+    parser.add_argument("--mean-tokens", type=flags.above_zero, default=10.0, help="of an answer; %(default)g")
     parser.add_argument("--batch", type=flags.positive, default=32, help="of the static way; %(default)s")
     parser.add_argument("--seats", type=flags.positive, default=64, help="of jitney's worker; %(default)s")
     parser.add_argument("--ways", type=flags.listed(str, tuple(WAYS)), default=tuple(WAYS), metavar=",".join(WAYS))

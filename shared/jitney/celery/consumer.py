@@ -10,6 +10,7 @@ from typing import Any, Final
 from celery import bootsteps
 from celery.bootsteps import CLOSE
 from celery.exceptions import TaskRevokedError
+from celery.utils.log import get_logger
 from celery.worker import state
 from kombu.common import ignore_errors
 
@@ -18,7 +19,8 @@ from jitney.celery.pool import HeldPool
 from jitney.celery.settings import celery_settings
 from jitney.celery.station import station
 from jitney.celery.tasks import Generation
-from jitney.logs import logger
+
+_log = get_logger(__name__)
 
 WATCH_S: Final = 1.0
 """How soon a held task hears that it was revoked, or that its time to begin is over."""
@@ -113,7 +115,7 @@ class HoldingStep(bootsteps.StartStopStep):  # type: ignore[misc]
             turn()
         turn()  # the acknowledgements
         pool.close()
-        logger(part="celery").info("drained", num_given_back=len(given_back))
+        _log.info("jitney: %d held tasks go back to the broker; their jobs go on", len(given_back))
 
     def info(self, consumer: Any) -> dict[str, Any]:
         """For `celery inspect stats`."""

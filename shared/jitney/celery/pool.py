@@ -61,14 +61,15 @@ class HeldPool:
         key = key_of(request.id, request.request_dict.get("retries") or 0)
         passenger = Passenger(request, target, args, self._make_room(), **calls)
         ride = self._rides.get(key)
-        if ride is not None:
-            request.ride = ride
+        is_new = ride is None
+        if ride is None:
+            ride = self._rides[key] = Ride(self, key, passenger)
+        else:
             ride.passengers.append(passenger)
-            passenger.accept()
-            return ride
-        ride = request.ride = self._rides[key] = Ride(self, key, passenger)
+        request.ride = ride
         passenger.accept()
-        if not ride.is_over:  # a revocation may have been waiting for this moment
+        state.reserved_requests.discard(request)  # with --disable-prefetch these count as slots that are taken
+        if is_new and not ride.is_over:  # a revocation may have been waiting for this moment
             ride.future = self._station.start(self._carry(ride))
         return ride
 

@@ -1,4 +1,4 @@
-"""`python -m jitney.rq.health`: exit 0 if RQ knows of a worker of this host that gives signs of life. For exec probes."""
+"""`python -m jitney.rq.health`: exit 0 if RQ knows a worker of this host that gives signs of life. For exec probes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
 -- with: base fair pace places outbox ending recount
 -- Hand out jobs to `worker`, down to each band at most as many as it has credit. Band by band: what was handed back
--- or lost its lease, then new jobs, the least served tenant first. A fence is nonce.k, so `adopt` finds them again if the reply is lost.
+-- or lost its lease, then new jobs, the least served tenant first. A fence is nonce.k, so `adopt` finds them again if the reply
+-- is lost.
 local worker, nonce, fp = ARGV[2], ARGV[3], ARGV[5]
 local lease_ms, scan, keep_ms = num(ARGV[6]), ARGV[7] == '1', num(ARGV[8])
 local max_strikes, max_tries = num(ARGV[9]), num(ARGV[10])
