@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 from tests.celery_bridge.celery_programs import running
-from tests.celery_bridge.conftest import Batch, got, until
+from tests.celery_bridge.conftest import Batch, events_of, got, until
 
 from jitney.connection import Redis
 from jitney.keys import JobId
@@ -112,12 +112,13 @@ async def test_what_a_killed_worker_held_is_found_by_the_next_one(
 async def test_a_warm_shutdown_gives_back_what_has_not_ended(
     app: Any, batch: Batch, redis_url: str, redis: Redis
 ) -> None:
-    with running(redis_url) as first:
+    with running(redis_url) as first, events_of(app) as heard:
         result = ask(app)
         [turn] = await batch.turns()
         await turn.start()
         assert await asyncio.to_thread(first.end) == 0
         assert "1 held tasks go back to the broker" in first.log
+        await until(lambda: [event for event in heard if event["type"] == "task-rejected" and event["requeue"]])
     assert (await redis.hlen("unacked"), await redis.llen("celery")) == (0, 1)
     status = await batch.queue.status(JobId(turn.id))
     assert status is not None
@@ -136,7 +137,7 @@ async def test_a_warm_shutdown_waits_for_what_ends_in_time(
         result = app.send_task("jitney.generate", args=["hello"])
         [turn] = await batch.turns()
         ending = asyncio.create_task(asyncio.to_thread(worker.end))
-        await asyncio.to_thread(worker.until, "Warm shutdown")
+        await asyncio.to_thread(worker.until, "for 1 held tasks")
         await turn.finish("x")
         assert await ending == 0
         assert (await got(result))["text"] == "x"
@@ -161,6 +162,30 @@ async def test_messages_that_come_twice(app: Any, batch: Batch, redis_url: str, 
         # Whoever sends it again under its old id is no broker, and is served.
         await asyncio.to_thread(lambda: app.send_task("jitney.generate", args=["twice"], task_id=result.id))
         await until(lambda: worker.log.count("succeeded") >= 3)
+
+
+async def test_a_message_that_came_twice_is_revoked_once_and_for_all(
+    app: Any, batch: Batch, redis_url: str, redis: Redis
+) -> None:
+    with running(redis_url) as worker:
+        result = ask(app, "twice")
+        [turn] = await batch.turns()
+        await redis.lpush("celery", await again(redis))
+        await until(lambda: worker.log.count("received") == 2)
+        app.control.revoke(result.id, terminate=True)
+        await until(lambda: _is_cancelled(batch, turn.id))
+        later = ask(app, "later")
+        [turn] = await batch.turns()
+        await turn.finish("x")
+        await got(later)
+        assert await noted(redis) == [b"('later',)"]
+        assert app.AsyncResult(result.id).state == "REVOKED"
+        assert "JobCancelled" not in worker.log
+
+
+async def _is_cancelled(batch: Batch, job_id: str) -> bool:
+    status = await batch.queue.status(JobId(job_id))
+    return status is not None and status.reason == "cancelled"
 
 
 async def test_connections_that_the_broker_drops(app: Any, batch: Batch, redis_url: str, redis: Redis) -> None:

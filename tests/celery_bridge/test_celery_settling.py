@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.celery_bridge.celery_programs import running
-from tests.celery_bridge.conftest import Batch, got
+from tests.celery_bridge.conftest import Batch, got, until
 
 from jitney import AsyncClient
 from jitney.bridging import Partial
@@ -19,6 +19,7 @@ from jitney.connection import Redis, connect
 from jitney.embedded import EmbeddedServer
 from jitney.errors import InvalidJob, StreamLost
 from jitney.keys import Keys, settled_key
+from jitney.logs import listening
 from jitney.records import Limits
 
 
@@ -116,4 +117,21 @@ async def test_a_held_celery_task_outlives_the_server_of_its_job(app: Any, redis
             [turn] = await batch.turns()
             await turn.finish("y")
             assert (await got(during))["text"] == "y"
+        await redis.aclose()
+
+
+async def test_a_celery_task_asks_again_until_the_server_of_its_job_is_there(tmp_path: Path) -> None:
+    with EmbeddedServer(tmp_path, tethered=True, appendfsync="always") as jobs:
+        redis = connect(jobs.url, name="jitney-test")
+        await write_card(redis, "only", QueueCard(model="a-model", max_model_len=2_048, vocab_size=1_000))
+        jobs.kill()
+        failures: list[Any] = []
+        with listening(lambda event: failures.append(event["event"])):
+            async with AsyncClient(jobs.url) as client:
+                waiting = asyncio.create_task(answer(client, asked_of("away", 0, ["hello"], {}), Partial()))
+                await until(lambda: waiting.done() or failures.count("queue_unavailable") > 1)
+                jobs.start()
+                [turn] = await Batch(redis, "only").turns()
+                await turn.finish("x")
+                assert (await waiting)["text"] == "x"
         await redis.aclose()

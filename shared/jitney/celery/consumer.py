@@ -104,6 +104,7 @@ class HoldingStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if consumer.task_consumer:
             ignore_errors(consumer, consumer.task_consumer.cancel)
         turn = _turns_of(consumer)
+        _log.info("jitney: waiting up to %g s for %d held tasks", self._settings.drain_s, len(pool))
         until = time.monotonic() + self._settings.drain_s
         while len(pool) and time.monotonic() < until and not state.should_terminate:
             turn()
