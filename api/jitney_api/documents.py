@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import models_json_schema
 
 from jitney_api.access import NEEDS
-from jitney_api.batches.schemas import BatchRequest
+from jitney_api.batches.schemas import BatchRequest, FileForm
 from jitney_api.response_schemas import ResponseRequest
 from jitney_api.schemas import (
     ChatRequest,
@@ -56,9 +56,9 @@ def documented(schema: type[BaseModel], *, streams: bool = False, status: int = 
     }
 
 
-def form(schema: dict[str, Any]) -> dict[str, Any]:
-    """`openapi_extra` of a route that takes a form. schema: of its fields, each of which is text or a file."""
-    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
+def form(schema: type[BaseModel]) -> dict[str, Any]:
+    """`openapi_extra` of a route that takes the fields of `schema` as a form."""
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _ref(schema)}}}}
 
 
 def errors(*statuses: int) -> dict[int | str, Any]:
@@ -79,6 +79,7 @@ _SCHEMAS: Final = (
     ResponseRequest,
     EmbeddingRequest,
     BatchRequest,
+    FileForm,
     JobRequest,
     TokenizeRequest,
     DetokenizeRequest,

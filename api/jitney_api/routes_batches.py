@@ -35,7 +35,7 @@ async def list_batches(
     request: Request,
     after: Annotated[str | None, Query(description="the last id already seen")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
-) -> dict[str, Any]:
+) -> Response:
     """The batches of the caller's tenant, the newest first."""
     shelf, tenant = service_of(request).desk.catalog.batches, caller_of(request).tenant
     return as_list(*await shelf.page(tenant, after=after, limit=limit))

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from jitney_api.batches.catalog import Direction
 from jitney_api.batches.download import FileContent
 from jitney_api.batches.records import FileRecord
-from jitney_api.batches.schemas import MAX_EXPIRY_S, MIN_EXPIRY_S
+from jitney_api.batches.schemas import FileForm
 from jitney_api.batches.upload import received
 from jitney_api.callers import caller_of
 from jitney_api.documents import errors, form
@@ -23,19 +23,8 @@ router = APIRouter(prefix="/v1/files", tags=["openai"])
 
 MAX_PAGE: Final = 10_000
 
-_FORM: Final = {
-    "type": "object",
-    "required": ["file", "purpose"],
-    "properties": {
-        "file": {"type": "string", "format": "binary", "description": "with a filename"},
-        "purpose": {"type": "string", "enum": ["batch"]},
-        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
-        "expires_after[seconds]": {"type": "integer", "minimum": MIN_EXPIRY_S, "maximum": MAX_EXPIRY_S},
-    },
-}
 
-
-@router.post("", responses=errors(400, 403, 408, 413, 415, 503), openapi_extra=form(_FORM))
+@router.post("", responses=errors(400, 403, 408, 413, 415, 503), openapi_extra=form(FileForm))
 async def create_file(request: Request) -> dict[str, Any]:
     """Upload a file of requests, one JSON object a line; `purpose` is `batch`. Its own limit is `max_file_bytes`."""
     service = service_of(request)
@@ -51,7 +40,7 @@ async def list_files(
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
     order: Annotated[Direction, Query(description="by the time of creation")] = "desc",
     purpose: Annotated[str | None, Query(description="of this purpose alone")] = None,
-) -> dict[str, Any]:
+) -> Response:
     """The files of the caller's tenant."""
 
     def wanted(file: FileRecord) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from jitney.keys import queue_of
 from jitney.messages import Event
 from jitney.result import Choice, Result
 from jitney.tool_calls import ToolCall
+
+ANSWER: Final = "jitney.answer"
+"""The `object` of every answer."""
 
 
 def answer_of(result: Result) -> dict[str, Any]:
@@ -16,7 +19,7 @@ def answer_of(result: Result) -> dict[str, Any]:
     `content` and `tool_calls` stand there only if the text calls tools; `embedding` instead of a text, for a job with
     `pooling`.
     """
-    heading = {"id": result.id, "object": "jitney.answer", "model": queue_of(result.id)}
+    heading = {"id": result.id, "object": ANSWER, "model": queue_of(result.id)}
     usage = {"usage": _usage(result.usage)}
     if result.embedding is not None:
         return {**heading, "embedding": list(result.embedding), **usage}
@@ -26,7 +29,7 @@ def answer_of(result: Result) -> dict[str, Any]:
 
 
 def _said(choice: Choice) -> dict[str, Any]:
-    said = {"text": choice.text, "finish_reason": choice.finish_reason}
+    said: dict[str, Any] = {"text": choice.text, "finish_reason": choice.finish_reason}
     if choice.tool_calls:
         said |= {"content": choice.content, "tool_calls": [_call(call) for call in choice.tool_calls]}
     return said

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import secrets
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,12 @@ async def test_what_is_no_form_is_refused(
     answer = await api.post("/v1/files", body, content_type=content_type)
     error = (await answer.json())["error"]
     assert (answer.status, error["param"], error["code"]) == (status, param, code)
+
+
+async def test_a_filename_that_is_half_a_character_can_be_told_again(api: Api) -> None:
+    body = form(PURPOSE, ('name="file"; filename="+2AA-.jsonl"', LINES))
+    answer = await api.post("/v1/files", body, content_type="multipart/form-data; boundary=XX; charset=utf-7")
+    assert (answer.status, (await answer.json())["filename"]) == (200, "?.jsonl")
 
 
 async def test_an_upload_has_limits_of_its_own(start_api: StartApi, tmp_path: Path) -> None:
@@ -440,6 +447,13 @@ async def test_a_store_that_does_not_work_is_a_503(start_api: StartApi, tmp_path
             await upload(client)
     assert refusal(broken)[:2] == (503, "file_store_unavailable")
     assert str(tmp_path) not in str(broken.value)
+
+
+async def test_an_upload_that_finds_no_room_is_a_503(openai: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with pytest.raises(sdk.InternalServerError, match="no room for the upload") as full:
+        await upload(openai, LINES * 20_000)
+    assert refusal(full)[:2] == (503, "file_store_unavailable")
 
 
 async def test_many_uploads_at_once_are_each_their_own(openai: AsyncOpenAI) -> None:

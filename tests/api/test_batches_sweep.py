@@ -21,7 +21,7 @@ from jitney.keys import BatchKeys
 from jitney_api.batches.catalog import Catalog
 from jitney_api.batches.files import DirectoryStore
 from jitney_api.batches.ledger import Ledger, Order
-from jitney_api.batches.queueing import MAX_RETRIES, BatchQueue, rq_url
+from jitney_api.batches.queueing import BatchQueue, rq_url
 from jitney_api.batches.records import Batch, FileRecord, FileUnknown, new_file_id
 from jitney_api.batches.sweeping import sweep, upkeep
 
@@ -160,25 +160,31 @@ async def test_batches_whose_job_an_operator_cancelled_are_cancelled(corner: Cor
     assert (await corner.ledger.find(batch.id)).state == "cancelling"
 
 
-async def test_batches_whose_worker_died_are_enqueued_by_rqs_own_count_of_retries(corner: Corner) -> None:
-    """What RQ does by itself: its registry lets go of a job whose heartbeat is over, and so it is retried."""
+async def test_batches_whose_worker_died_are_enqueued_again_and_those_of_others_are_left_to_rq(corner: Corner) -> None:
+    """As soon as the dead worker's last sign of life is over: RQ itself would look in ten minutes."""
     batch = await corner.batch()
+    theirs = corner.queue.enqueue("builtins.len", [1])
     worker = SimpleWorker([corner.queue], connection=corner.connection, serializer=JSONSerializer)
     worker.register_birth()
-    taken = Queue.dequeue_any([corner.queue], None, connection=corner.connection, serializer=JSONSerializer)
-    assert taken is not None
-    job, _ = taken
-    worker.prepare_execution(job)
-    worker.prepare_job_execution(job, remove_from_intermediate_queue=True)
-    assert job.get_status() == JobStatus.STARTED
+    for _ in range(2):
+        taken = Queue.dequeue_any([corner.queue], None, connection=corner.connection, serializer=JSONSerializer)
+        assert taken is not None
+        worker.prepare_execution(taken[0])
+        worker.prepare_job_execution(taken[0], remove_from_intermediate_queue=True)
+    assert corner.job(batch).get_status() == JobStatus.STARTED
     assert (await corner.sweep())["restored_batches"] == 0
-    assert not corner.waits(batch)
-    [entry] = corner.connection.zrange("rq:wip:jitney", 0, -1)
-    corner.connection.zadd("rq:wip:jitney", {entry: 1})
-    assert (await corner.sweep())["restored_batches"] == 0
-    assert corner.waits(batch)
-    assert corner.job(batch).retries_left == MAX_RETRIES - 1
+    entries = corner.connection.zrange("rq:wip:jitney", 0, -1)
+    corner.connection.zadd("rq:wip:jitney", dict.fromkeys(entries, 1))
+    for entry in entries:
+        corner.connection.delete(f"rq:execution:{entry.decode()}")  # which expires with the entry
+    assert (await corner.sweep())["restored_batches"] == 1
+    assert corner.queue.get_job_ids() == [batch.id]
+    assert [entry.decode().partition(":")[0] for entry in corner.connection.zrange("rq:wip:jitney", 0, -1)] == [
+        theirs.id
+    ]
+    assert theirs.get_status() == JobStatus.STARTED
     worker.register_death()
+    corner.connection.delete("rq:wip:jitney")
 
 
 def test_batches_are_enqueued_where_rqs_workers_look(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,11 +57,17 @@ def start_rq_worker(redis_url: str, rq_queue: Queue) -> StartRqWorker:
     return start
 
 
-@pytest.fixture
-def rq_worker(start_rq_worker: StartRqWorker) -> Iterator[Program]:
-    with start_rq_worker() as running:
+@pytest.fixture(scope="module")
+def served(redis_url: str) -> Iterator[Queue]:
+    """An RQ queue with a worker process of ours on it, for all tests of a file."""
+    name = f"served{secrets.token_hex(6)}"
+    environment = {"JITNEY_RQ__HEARTBEAT_S": str(HEARTBEAT_S)}
+    with (
+        SyncRedis.from_url(redis_url) as connection,
+        program("rq-worker", name, "--redis-url", redis_url, environment=environment) as running,
+    ):
         running.until_line("ready")
-        yield running
+        yield Queue(name, connection=connection, serializer="json")
 
 
 class Jitney:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from redis import Redis
@@ -35,10 +36,10 @@ def add(first: int, second: int) -> int:
 
 
 class Touching:
-    """Unpickling it makes a file."""
+    """Unpickling it makes a directory."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (open, (self.path, "w"))
+        return (os.mkdir, (self.path,))

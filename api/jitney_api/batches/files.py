@@ -115,6 +115,8 @@ class DirectoryStore:
             return (self._root / check_name(name)).open("rb")
         except FileNotFoundError:
             raise FileUnknown(name, what="its content is gone") from None
+        except OSError as error:
+            raise _unavailable(error) from error
 
     async def delete(self, name: str) -> bool:
         return await _on_thread(_unlink, self._root / check_name(name))
@@ -128,7 +130,11 @@ async def _on_thread(work: Callable[P, T], *arguments: P.args, **options: P.kwar
     try:
         return await asyncio.to_thread(work, *arguments, **options)
     except OSError as error:
-        raise StoreUnavailable(f"the store of files does not work: {error.strerror or type(error).__name__}") from error
+        raise _unavailable(error) from error
+
+
+def _unavailable(error: OSError) -> StoreUnavailable:
+    return StoreUnavailable(f"the store of files does not work: {error.strerror or type(error).__name__}")
 
 
 def _create(path: Path) -> BinaryIO:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 import redis
 from rq import Queue
@@ -34,7 +34,7 @@ Standing = Literal["held", "stopped", "gone"]
 
 
 def rq_url(url: str) -> str:
-    """Where `jitney rq-worker` looks: RQ's Redis if it has one of its own, else jitney's, `url`. Raises SettingsError."""
+    """Where `jitney rq-worker` looks: RQ's Redis if it has one of its own, else jitney's (`url`)."""
     own = RqSettings.load().url
     return os.environ.get("RQ_REDIS_URL", url) if own is None else own.get_secret_value()
 
@@ -49,6 +49,7 @@ class BatchQueue:
         self._queue = Queue(QUEUE, connection=self._connection, serializer=JSONSerializer)
         # Or it asks by INFO, which is none of an API's rights; an older server takes no jobs of jitney's at all.
         self._queue.redis_server_version = (7, 0, 0)
+        self._started = self._queue.started_job_registry
 
     def close(self) -> None:
         self._connection.close()
@@ -72,10 +73,6 @@ class BatchQueue:
             return False
         return True
 
-    def clean(self) -> None:
-        """What RQ's workers do every ten minutes: find the jobs that died with their worker, and enqueue them again."""
-        self._queue.started_job_registry.cleanup()
-
     def standing(self, batch_id: str) -> Standing:
         """held: its job waits or runs. stopped: somebody has stopped or cancelled it in RQ. gone: anything else."""
         try:
@@ -90,11 +87,18 @@ class BatchQueue:
     def enqueue_anew(self, batch_id: str) -> None:
         """A new job in the place of one that will not run any more."""
         with contextlib.suppress(NoSuchJobError):
-            Job.fetch(batch_id, connection=self._connection, serializer=JSONSerializer).delete()
+            job = Job.fetch(batch_id, connection=self._connection, serializer=JSONSerializer)
+            # RQ fails to delete a job that has an execution whose own record is gone.
+            self._connection.delete(job.execution_registry.key)
+            job.delete()
+        # What is left of them would be taken for a dead execution of the new job.
+        for entry in self._connection.zrange(self._started.key, 0, -1):
+            if self._started.parse_job_id(entry) == batch_id:
+                self._connection.zrem(self._started.key, cast(bytes, entry))
         self.enqueue(batch_id)
 
     def _is_lost(self, job: Job, status: JobStatus) -> bool:
-        """It waits and stands in no queue, or runs at nobody's: a server that was rolled back may keep one of two."""
+        """It waits and stands in no queue, as after a rollback of the server; or runs without a sign of life."""
         if status is JobStatus.QUEUED:
             # In the order in which a job moves on, so that one that moves meanwhile is met at least once.
             is_held = (
@@ -102,7 +106,9 @@ class BatchQueue:
                 or job.id in self._queue.intermediate_queue.get_job_ids()
             )
         elif status is JobStatus.STARTED:
-            is_held = job.id in self._queue.started_job_registry
+            # Not by RQ's own cleaning: that is of everybody's jobs, and runs callbacks that only their workers know.
+            held, let_go = self._started.get_job_ids(cleanup=False), self._started.get_expired_job_ids()
+            is_held = held.count(job.id) > let_go.count(job.id)
         else:
             return False
         return not is_held and job.get_status(refresh=True) is status

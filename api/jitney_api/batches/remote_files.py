@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from functools import partial
 from typing import Any, BinaryIO, TypeVar, cast
 
 from jitney.errors import JitneyError, SettingsError
@@ -36,11 +37,12 @@ class RemoteStore:
 
     async def put(self, name: str, parts: AsyncIterable[bytes]) -> int:
         path = self._path(name)
-        with tempfile.NamedTemporaryFile(prefix="jitney-") as gathered:
+        with await self._on_thread(
+            lambda: tempfile.NamedTemporaryFile(prefix="jitney-", buffering=0), name
+        ) as gathered:
+            num_bytes = 0
             async for part in parts:
-                await asyncio.to_thread(gathered.write, part)
-            await asyncio.to_thread(gathered.flush)
-            num_bytes = gathered.tell()
+                num_bytes += await self._on_thread(partial(gathered.write, part), name)
             await self._on_thread(lambda: self._send(gathered.name, path), name)
         return num_bytes
 

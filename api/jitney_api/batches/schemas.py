@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 
 from jitney_api.batches.records import ENDPOINTS
 from jitney_api.schemas import Int
@@ -33,13 +33,25 @@ def _metadata(value: Any) -> Any:
     return value
 
 
+Expiry = Annotated[Int, Field(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
+
+
+class FileForm(BaseModel):
+    """`POST /v1/files`, as multipart/form-data: for the document. What is sent is read by upload.py, as it comes."""
+
+    file: Annotated[bytes, WithJsonSchema({"type": "string", "format": "binary"})]
+    purpose: Literal["batch"]
+    anchor: Literal["created_at"] | None = Field(None, alias="expires_after[anchor]")
+    seconds: Expiry | None = Field(None, alias="expires_after[seconds]")
+
+
 class ExpiresAfter(BaseModel):
     """When a file goes by itself. seconds: from its creation on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     anchor: Literal["created_at"]
-    seconds: Annotated[Int, Field(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
+    seconds: Expiry
 
 
 class BatchRequest(BaseModel):

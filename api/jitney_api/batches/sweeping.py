@@ -104,8 +104,6 @@ class _Sweeper:
             # Two that restore at once could delete the job that the other one has just made.
             is_alone = await self._redis.set(BatchKeys.restoring, b"1", nx=True, ex=RESTORING_S)
             active = await self._redis.zrange(BatchKeys.active, 0, -1) if is_alone else []
-        if is_alone:
-            await self._blocking(self._queue.clean)
         num_restored = 0
         for batch_id in map(_text, active):
             standing = await self._blocking(self._queue.standing, batch_id)

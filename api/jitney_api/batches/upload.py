@@ -13,7 +13,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from jitney.errors import InvalidJob
-from jitney_api.batches.files import PIECE_BYTES
+from jitney_api.batches.files import PIECE_BYTES, StoreUnavailable
 from jitney_api.batches.schemas import ExpiresAfter
 from jitney_api.batches.settings import BatchSettings
 from jitney_api.failures import BadBody
@@ -48,7 +48,7 @@ class Upload:
 async def received(request: Request, settings: BatchSettings) -> AsyncIterator[Upload]:
     """The whole form of the request; its file is gone behind the block.
 
-    Raises InvalidJob that names the field; BadBody: 413, 408, 415, or 400 for what is no form.
+    Raises InvalidJob that names the field; BadBody: 413, 408, 415, or 400 for what is no form; StoreUnavailable.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "multipart/form-data":
@@ -86,6 +86,8 @@ async def _form_of(request: Request, settings: BatchSettings) -> FormData:
     except TimeoutError:
         slow = f"the upload took longer than {settings.upload_timeout_s:g} s"
         raise BadBody(slow, code="body_too_slow") from None
+    except OSError as error:
+        raise StoreUnavailable(f"no room for the upload: {error.strerror or type(error).__name__}") from error
     except MultiPartException as error:
         raise BadBody(f"the body is no form: {error.message}", code="invalid_form") from None
 

@@ -52,7 +52,7 @@ def rq_worker(
         )
     except (RedisError, OSError) as error:
         raise QueueUnavailable(f"RQ's Redis does not answer: {first_line(error)}") from None
-    worker.work(burst=burst, with_scheduler=scheduler, logging_level="INFO")
+    worker.work(burst=burst, with_scheduler=scheduler, logging_level=os.environ.get("JITNEY_LOG_LEVEL", "info").upper())
     if worker.holdings:  # given back; what awaited them would complain of being dropped
         sys.stdout.flush()
         sys.stderr.flush()

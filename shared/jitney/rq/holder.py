@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Queue as Inbox
 from typing import Any
 
 from rq.executions import Execution
@@ -33,7 +33,7 @@ class Holding:
     client: AsyncClient
     progress: Progress
     job: Job
-    queue: Queue
+    rq_queue: Queue
     execution: Execution
     timeout_s: float | None
     is_stopped: bool = False
@@ -53,14 +53,16 @@ class Holder:
     url: of the client that the jobs share, as in `AsyncClient`. ended: where each Holding is put when it has ended.
     """
 
-    def __init__(self, url: str | None, ended: SimpleQueue[Holding]) -> None:
+    def __init__(self, url: str | None, ended: Inbox[Holding]) -> None:
         self._ended = ended
         self._thread = LoopThread("jitney-held")
         self._client, self._progress, self._storing = self._thread.run(_open(url))
 
-    def hold(self, job: Job, queue: Queue, execution: Execution, perform: Perform, timeout_s: float | None) -> Holding:
+    def hold(
+        self, job: Job, rq_queue: Queue, execution: Execution, perform: Perform, *, timeout_s: float | None
+    ) -> Holding:
         """Await the job from now on."""
-        holding = Holding(self._client, self._progress, job, queue, execution, timeout_s)
+        holding = Holding(self._client, self._progress, job, rq_queue, execution, timeout_s)
         self._thread.soon(lambda: self._start(holding, perform))
         return holding
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Final
+from typing import Any, Final
 
 from redis.exceptions import RedisError
 from rq.scheduler import RQScheduler
+from rq.worker import Worker
 
 from jitney.logs import logger
 
@@ -26,9 +27,10 @@ class ThreadScheduler(RQScheduler):
     def start(self) -> threading.Thread:
         """Schedule from now on; or later, if another worker does it now."""
         self._status = self.Status.STARTED
-        self._process = threading.Thread(target=self._work, name="jitney-scheduler", daemon=True)
-        self._process.start()
-        return self._process
+        thread = threading.Thread(target=self._work, name="jitney-scheduler", daemon=True)
+        thread.start()
+        self._process: Any = thread  # RQ asks it whether it is alive
+        return thread
 
     def end(self) -> None:
         """Leave the queues to another worker."""
@@ -45,3 +47,20 @@ class ThreadScheduler(RQScheduler):
             except (RedisError, OSError) as error:
                 _log.warning("scheduler_waits", error=str(error))
                 time.sleep(AGAIN_S)
+
+
+class SchedulingWorker(Worker):
+    """RQ's worker with its scheduler in a thread."""
+
+    def _start_scheduler(self, burst: bool = False, *arguments: Any) -> None:
+        if burst:
+            super()._start_scheduler(burst, *arguments)
+            return
+        self.scheduler = ThreadScheduler(self.queues, connection=self.connection, serializer=self.serializer)
+        self.scheduler.acquire_locks()
+        self.scheduler.start()
+
+    def stop_scheduler(self) -> None:
+        """As RQ's, of a thread."""
+        if isinstance(self.scheduler, ThreadScheduler):
+            self.scheduler.end()

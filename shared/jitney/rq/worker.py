@@ -11,30 +11,25 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from queue import Empty, SimpleQueue
+from queue import Empty
+from queue import Queue as Inbox
 from typing import Any, Final
 
 from redis.client import Pipeline
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 from rq.command import handle_command, parse_payload
 from rq.exceptions import DeserializationError
 from rq.job import Job
 from rq.queue import Queue
-from rq.rate_limit import release_slot
 from rq.serializers import JSONSerializer
 from rq.suspension import is_suspended
-from rq.utils import now
-from rq.worker import Worker
 
 from jitney.errors import JitneyError, SettingsError
 from jitney.logs import logger
-from jitney.rq.held import OUR_PREFIX, HeldJobs, function_name, is_hopeless
+from jitney.rq.finishing import LOST, FinishingWorker
+from jitney.rq.held import OUR_PREFIX, HeldJobs, function_name
 from jitney.rq.holder import Holder, Holding
 from jitney.rq.pulse import Pulse
-from jitney.rq.scheduling import ThreadScheduler
 from jitney.rq.settings import RqSettings
-from jitney.rq.standing import Standing, standing
 from jitney.rq.strangers import Strangers
 
 POLL_S: Final = 0.1
@@ -42,16 +37,17 @@ POLL_S: Final = 0.1
 
 RECONNECT_S: Final = 1.0
 WORKER_TTL_S: Final = 60
-LOST: Final = (RedisConnectionError, RedisTimeoutError)
 
 _log = logger(part="rq")
 
 
-class HoldingWorker(Worker):
+class HoldingWorker(FinishingWorker):
     """Holds up to `settings.concurrency` jobs. client_url: as in `AsyncClient`. held_jobs: those it knows.
 
     Raises SettingsError for queues that are not written in JSON.
     """
+
+    log_result_lifespan = False
 
     def __init__(
         self,
@@ -76,7 +72,8 @@ class HoldingWorker(Worker):
         self.held_jobs = held_jobs or HeldJobs()
         self.holdings: dict[str, Holding] = {}
         self._client_url = client_url
-        self._ended: SimpleQueue[Holding] = SimpleQueue()
+        # Not a SimpleQueue, which waits for ever (CPython 3.11) when a signal's handler outlasts its timeout.
+        self._ended: Inbox[Holding] = Inbox()
         self._to_finish: list[Holding] = []
         self._strangers = Strangers()
         self._holder: Holder | None = None
@@ -146,15 +143,9 @@ class HoldingWorker(Worker):
             self._finalize_failure(job, queue, execution, sys.exc_info())
             return
         limit = job.timeout or self.queue_class.DEFAULT_TIMEOUT
-        holder = self._open()
-        self.holdings[execution.id] = holder.hold(job, queue, execution, perform, limit if limit > 0 else None)
-
-    def _open(self) -> Holder:
-        """Loop and pulse, from the first job on."""
-        if self._holder is None:
-            self._holder = Holder(self._client_url, self._ended)
-            self._pulse = Pulse(self.keep_alive, self.watch, beat_every_s=self.settings.heartbeat_s)
-        return self._holder
+        timeout_s = limit if limit > 0 else None
+        assert self._holder is not None
+        self.holdings[execution.id] = self._holder.hold(job, queue, execution, perform, timeout_s=timeout_s)
 
     # --- finishing -----------------------------------------------------------------------------
 
@@ -166,51 +157,8 @@ class HoldingWorker(Worker):
         while not self._ended.empty():
             self._to_finish.append(self._ended.get())
         while self._to_finish:
-            self._finish(self._to_finish[0])
+            self.finish(self._to_finish[0])
             del self.holdings[self._to_finish.pop(0).execution.id]
-
-    def _finish(self, holding: Holding) -> None:
-        """By RQ's own success or failure path, if the job is still ours."""
-        job, queue, execution = holding.job, holding.queue, holding.execution
-        if self._release(holding) != "ours":
-            return
-        if holding.is_stopped and holding.error is not None:
-            self._stopped_job_id = job.id
-            job.ended_at = now()
-            self._handle_stopped_job(job, queue, execution)
-            return
-        try:
-            if holding.error is not None:
-                raise holding.error
-            self._finalize_success(job, queue, execution, holding.result)
-        except LOST:
-            raise  # Redis is away, not the result
-        except Exception as error:
-            if is_hopeless(error):
-                job.retries_left = 0
-            self._finalize_failure(job, queue, execution, sys.exc_info())
-
-    def _release(self, holding: Holding) -> Standing:
-        """Where the job stands; one that is not ours any more leaves no trace of this execution."""
-        job, execution = holding.job, holding.execution
-        found = self._standing([holding])[0]
-        if found == "withdrawn":
-            with self.connection.pipeline() as pipeline:
-                self.cleanup_execution(job, pipeline=pipeline, execution=execution)
-                pipeline.execute()
-            release_slot(job)
-        if found != "ours":
-            self.executions.pop(execution.id, None)
-            _log.info("job_gone", rq_job=job.id, standing=found)
-        return found
-
-    def _standing(self, holdings: list[Holding]) -> list[Standing]:
-        with self.connection.pipeline(transaction=False) as pipeline:
-            for holding in holdings:
-                pipeline.hget(holding.job.key, "status")
-                pipeline.zscore(holding.job.started_job_registry.key, holding.execution.composite_key)
-            replies = pipeline.execute()
-        return [standing(*pair) for pair in zip(replies[::2], replies[1::2], strict=True)]
 
     # --- meanwhile, on other threads -----------------------------------------------------------
 
@@ -244,24 +192,17 @@ class HoldingWorker(Worker):
         """End what was cancelled or deleted: RQ tells nobody."""
         assert self._holder is not None
         holdings = list(self.holdings.values())
-        for holding, found in zip(holdings, self._standing(holdings), strict=True):
+        for holding, found in zip(holdings, self.standing_of(holdings), strict=True):
             if found == "withdrawn":
                 self._holder.cancel(holding)
 
-    def _start_scheduler(self, burst: bool = False, *arguments: Any) -> None:
-        if burst:
-            super()._start_scheduler(burst, *arguments)
-            return
-        self.scheduler = ThreadScheduler(self.queues, connection=self.connection, serializer=self.serializer)
-        self.scheduler.acquire_locks()
-        self.scheduler.start()
+    # --- coming and leaving --------------------------------------------------------------------
 
-    def stop_scheduler(self) -> None:
-        """As RQ's, of a thread."""
-        if isinstance(self.scheduler, ThreadScheduler):
-            self.scheduler.end()
-
-    # --- leaving -------------------------------------------------------------------------------
+    def bootstrap(self, *arguments: Any, **options: Any) -> None:
+        """As RQ's. Raises SettingsError for a client that cannot be, before RQ knows of this worker."""
+        self._holder = Holder(self._client_url, self._ended)
+        super().bootstrap(*arguments, **options)
+        self._pulse = Pulse(self.keep_alive, self.watch, beat_every_s=self.settings.heartbeat_s)
 
     def check_for_suspension(self, burst: bool) -> None:
         """Waits while RQ is suspended, once nothing is held; until then no job is taken."""
@@ -280,7 +221,8 @@ class HoldingWorker(Worker):
                 self._drain()
         finally:
             with self._outlasting_redis():
-                self._give_back()
+                for holding in reversed(self.holdings.values()):
+                    self.give_back(holding)
             if self._pulse is not None:
                 self._pulse.close()
             if self._holder is not None and not self.holdings:
@@ -293,18 +235,6 @@ class HoldingWorker(Worker):
             self._await_ended(min(POLL_S, left_s))
             with self._outlasting_redis():
                 self._finish_ended()
-
-    def _give_back(self) -> None:
-        """To the front of the queue, with all its retries. Its coroutine is not told: this process ends."""
-        for holding in reversed(self.holdings.values()):
-            if self._release(holding) != "ours":
-                continue
-            job = holding.job
-            with self.connection.pipeline() as pipeline:
-                self.cleanup_execution(job, pipeline=pipeline, execution=holding.execution)
-                holding.queue._enqueue_job(job, pipeline=pipeline, at_front=True)
-                pipeline.execute()
-            _log.info("job_given_back", rq_job=job.id)
 
     @contextmanager
     def _outlasting_redis(self) -> Iterator[None]:
