@@ -204,7 +204,7 @@ async def test_a_cancelled_batch_keeps_what_is_done(office: Office, worker: Scri
 
 
 async def test_an_expired_batch_keeps_what_is_done(office: Office, worker: ScriptedWorker) -> None:
-    batch = await office.make_of([f"line {n}" for n in range(20)], window_s=4)
+    batch = await office.make_of([f"line {n}" for n in range(20)], window_s=6)
     running = asyncio.create_task(office.assemble(batch, window=4))
     turn = await _next(worker)
     await turn.finish("done")

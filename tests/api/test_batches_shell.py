@@ -70,6 +70,8 @@ class Command:
             *(sys.executable, "-c", PROGRAM, "batch", "run", str(files.input), str(files.output), *options),
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
+            # A shell's background job ignores SIGINT, and so would its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             env=os.environ | {"JITNEY_REDIS_URL": redis_url, "TERM": "dumb", "COLUMNS": "200"},
         )
         return cls(process)
@@ -206,6 +208,34 @@ async def test_the_program_says_what_is_wrong_and_has_its_exit_codes(
         code, said = await (await Command.start(files, redis_url=redis_url)).ended()
     assert code == 3
     assert str(files.errors) in said
+
+
+async def test_ctrl_c_stops_the_program_and_it_goes_on(
+    echo: Echo, redis_url: str, queue_name: str, tmp_path: Path
+) -> None:
+    files = files_in(tmp_path)
+    write_input(files.input, ["a", "b"], queue_name)
+    command = await Command.start(files, redis_url=redis_url)
+    echo.most = 1
+    async with working(echo):
+        await until(partial(holds_lines, files.output, 1))
+    command.process.send_signal(signal.SIGINT)
+    code, said = await command.ended()
+    assert code == 130
+    assert said.endswith("stopped; the same command goes on from here\n")
+    echo.most = 2
+    async with working(echo):
+        code, said = await (await Command.start(files, redis_url=redis_url)).ended()
+    assert code == 0, said
+    assert sorted(echo.prompts) == ["a", "b"]
+
+
+async def test_a_server_that_is_not_there_is_an_error_at_once(tmp_path: Path) -> None:
+    files = files_in(tmp_path)
+    write_input(files.input, ["a"], "q")
+    code, said = await (await Command.start(files, redis_url="redis://127.0.0.1:1/0")).ended()
+    assert code == 1
+    assert "error: Redis does not answer" in said
 
 
 async def test_two_runs_never_write_one_file(client: AsyncClient, echo: Echo, queue_name: str, tmp_path: Path) -> None:
