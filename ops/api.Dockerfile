@@ -1,4 +1,4 @@
-# The HTTP side: no torch, no model. Build from the repository's root:
+# The HTTP side, and the bridges from RQ and Celery: no torch, no model. Build from the repository's root:
 #   docker build -f ops/api.Dockerfile -t jitney-api .
 FROM python:3.11-slim AS build
 
@@ -10,7 +10,7 @@ WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 RUN mkdir -p shared/jitney api/jitney_api worker/jitney_worker \
     && touch shared/jitney/__init__.py api/jitney_api/__init__.py worker/jitney_worker/__init__.py \
-    && pip install -c constraints.txt ".[api]"
+    && pip install -c constraints.txt ".[api,http,rq,celery,otel]"
 
 COPY shared shared
 COPY api api
@@ -20,7 +20,8 @@ RUN pip install --no-deps --force-reinstall .
 
 FROM python:3.11-slim
 
-RUN useradd --create-home --uid 10001 jitney
+# A volume takes over whose the folder is.
+RUN useradd --create-home --uid 10001 jitney && install -d -o jitney /var/lib/jitney /var/lib/jitney/files
 COPY --from=build /opt/jitney /opt/jitney
 ENV PATH=/opt/jitney/bin:$PATH PYTHONUNBUFFERED=1
 USER jitney

@@ -16,7 +16,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 RUN mkdir -p shared/jitney api/jitney_api worker/jitney_worker \
     && touch shared/jitney/__init__.py api/jitney_api/__init__.py worker/jitney_worker/__init__.py \
-    && pip install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -c constraints.txt ".[worker]"
+    && pip install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -c constraints.txt ".[worker,otel]"
 
 COPY shared shared
 COPY api api

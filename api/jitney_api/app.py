@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from importlib.metadata import version
@@ -14,10 +15,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from jitney.errors import JitneyError
+from jitney.tracing import traces_if_wanted
 from jitney_api import (
+    routes_batches,
     routes_embeddings,
+    routes_files,
     routes_health,
     routes_jobs,
+    routes_metrics,
     routes_openai,
     routes_reference,
     routes_responses,
@@ -29,14 +34,19 @@ from jitney_api.edge import RequestEdge
 from jitney_api.failures import JOB_ID_HEADER, on_bug, on_client_gone, on_http_error, on_jitney_error, on_wrong_query
 from jitney_api.service import Service
 from jitney_api.settings import ApiSettings
+from jitney_api.trace_context import TraceContext
+from jitney_api.traffic import Traffic, traffic_readings
 
 ROUTERS = (
     routes_openai.router,
     routes_responses.router,
     routes_embeddings.router,
+    routes_files.router,
+    routes_batches.router,
     routes_jobs.router,
     routes_tokens.router,
     routes_health.router,
+    routes_metrics.router,
     routes_reference.router,
 )
 
@@ -50,6 +60,7 @@ def create_app(settings: ApiSettings | None = None) -> FastAPI:
     """The ASGI application. Connections are opened when it starts and closed when it stops."""
     settings = settings or ApiSettings.load()
     check_table(ROUTERS)
+    traces = traces_if_wanted("jitney-api")
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -58,6 +69,8 @@ def create_app(settings: ApiSettings | None = None) -> FastAPI:
             yield
         finally:
             await app.state.service.aclose()
+            if traces is not None:
+                await asyncio.to_thread(traces.close)
 
     app = _Application(
         title="jitney",
@@ -76,6 +89,9 @@ def create_app(settings: ApiSettings | None = None) -> FastAPI:
     if settings.cors_origins:
         app.add_middleware(CORSMiddleware, **_cors(settings))
     app.add_middleware(RequestEdge, settings=settings)
+    app.state.traffic = traffic_readings()
+    app.add_middleware(TraceContext, traces=traces)
+    app.add_middleware(Traffic, readings=app.state.traffic)
     app.add_exception_handler(JitneyError, on_jitney_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_wrong_query)

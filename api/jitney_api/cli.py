@@ -12,6 +12,7 @@ import uvicorn
 
 from jitney.logs import configure
 from jitney_api.connections import server_config
+from jitney_api.server_logs import hear_the_server
 from jitney_api.settings import ApiSettings
 
 MAX_CONNECTIONS = 65_536
@@ -51,7 +52,8 @@ def serve(settings: ApiSettings) -> None:
     _allow_connections()
     # uvicorn sends the signal once more after it has stopped in good order, which is no way to die of it.
     signal.signal(signal.SIGTERM, _leave)
-    _AnnouncingServer(server_config(settings)).run()
+    hear_the_server()
+    _AnnouncingServer(server_config(settings, log_config=None)).run()
 
 
 def _allow_connections() -> None:

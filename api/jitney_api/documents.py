@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import models_json_schema
 
 from jitney_api.access import NEEDS
+from jitney_api.batches.schemas import BatchRequest, FileForm
 from jitney_api.response_schemas import ResponseRequest
 from jitney_api.schemas import (
     ChatRequest,
@@ -55,6 +56,11 @@ def documented(schema: type[BaseModel], *, streams: bool = False, status: int = 
     }
 
 
+def form(schema: type[BaseModel]) -> dict[str, Any]:
+    """`openapi_extra` of a route that takes the fields of `schema` as a form."""
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _ref(schema)}}}}
+
+
 def errors(*statuses: int) -> dict[int | str, Any]:
     """Responses of a route for the statuses it may refuse with."""
     return {
@@ -72,6 +78,8 @@ _SCHEMAS: Final = (
     CompletionRequest,
     ResponseRequest,
     EmbeddingRequest,
+    BatchRequest,
+    FileForm,
     JobRequest,
     TokenizeRequest,
     DetokenizeRequest,

@@ -89,9 +89,9 @@ async def read_object(request: Request, settings: ApiSettings) -> dict[str, Any]
     except TimeoutError:
         raise BadBody(f"the body took longer than {settings.body_timeout_s:g} s", code="body_too_slow") from None
     if len(body) > BIG_BYTES:
-        parsed = await asyncio.to_thread(_parse_object, body)
+        parsed = await asyncio.to_thread(parse_object, body)
     else:
-        parsed = _parse_object(body)
+        parsed = parse_object(body)
     return _with_idempotency_key(parsed, request.headers.get("idempotency-key"))
 
 
@@ -112,16 +112,17 @@ def _too_large(max_bytes: int) -> BadBody:
     return BadBody(f"the body is larger than {max_bytes} bytes", code="body_too_large")
 
 
-def _parse_object(body: bytes) -> dict[str, Any]:
+def parse_object(body: bytes, *, what: str = "the body") -> dict[str, Any]:
+    """A JSON object from outside, members that are `null` left out. Raises BadBody, which calls it `what`."""
     try:
         with _no_collection():
             parsed = orjson.loads(body)
     except orjson.JSONDecodeError as error:  # also bytes that are not UTF-8, and nesting too deep
-        raise BadBody(f"the body is not JSON: {error.msg} (position {error.pos})", code="invalid_json") from None
+        raise BadBody(f"{what} is not JSON: {error.msg} (position {error.pos})", code="invalid_json") from None
     if not isinstance(parsed, dict):
-        raise BadBody("the body must be a JSON object", code="invalid_json")
+        raise BadBody(f"{what} must be a JSON object", code="invalid_json")
     if _is_deeper(body, parsed, MAX_NESTING):
-        raise BadBody(f"the body is nested deeper than {MAX_NESTING} levels", code="invalid_json")
+        raise BadBody(f"{what} is nested deeper than {MAX_NESTING} levels", code="invalid_json")
     return {name: value for name, value in parsed.items() if value is not None}
 
 

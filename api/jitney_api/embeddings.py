@@ -11,9 +11,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from jitney import AsyncJob
-from jitney.errors import JitneyError
+from jitney.cards import QueueCard
+from jitney.errors import InvalidJob, JitneyError
 from jitney.gathering import gather
 from jitney.keys import queue_of
+from jitney.reading import Reader
 from jitney.result import Result
 from jitney_api.failures import JOB_ID_HEADER, ApiStopping
 from jitney_api.presence import ClientGone, client_leaves, unless
@@ -53,19 +55,37 @@ class EmbeddingsAnswer(Response):
         await super().__call__(scope, receive, send)
 
     async def _whole(self) -> bytes:
-        """Written piece by piece: millions of numbers at once would hold up every other request."""
-        items = await together(self._item, list(enumerate(self._jobs)))
-        num_tokens = sum(num for _, num in items)
-        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-        rest = orjson.dumps({"model": queue_of(self._jobs[0].id), "usage": usage})
-        return b'{"object":"list","data":[' + b",".join(item for item, _ in items) + b"]," + rest[1:]
+        body, _ = await embeddings_answer(self._service.client.reader, self._jobs, self._encoding)
+        return body
 
-    async def _item(self, one: tuple[int, AsyncJob]) -> tuple[bytes, int]:
-        """One member of `data`, and the tokens of its input."""
+
+async def embeddings_answer(reader: Reader, jobs: Sequence[AsyncJob], encoding: Encoding) -> tuple[bytes, int]:
+    """The body of an answer, once all jobs have ended, and the tokens of all inputs. Raises as `gather`.
+
+    Written piece by piece: millions of numbers at once would hold up every other request.
+    """
+
+    async def item_of(one: tuple[int, AsyncJob]) -> tuple[bytes, int]:
         index, job = one
-        result = await gather(self._service.client.reader, job.id)
-        item = {"object": "embedding", "index": index, "embedding": _shown(result, self._encoding)}
+        result = await gather(reader, job.id)
+        item = {"object": "embedding", "index": index, "embedding": _shown(result, encoding)}
         return orjson.dumps(item), result.usage.get("prompt_tokens", 0)
+
+    items = await together(item_of, list(enumerate(jobs)))
+    num_tokens = sum(num for _, num in items)
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    rest = orjson.dumps({"model": queue_of(jobs[0].id), "usage": usage})
+    return b'{"object":"list","data":[' + b",".join(item for item, _ in items) + b"]," + rest[1:], num_tokens
+
+
+def check_dimensions(card: QueueCard, dimensions: int | None) -> None:
+    """The first numbers of a vector stand for the whole only where a model was trained for that. Raises InvalidJob."""
+    if dimensions is not None and dimensions != card.hidden_size > 0:
+        raise InvalidJob(
+            f"dimensions={dimensions} is not supported: embeddings of {card.model} have {card.hidden_size}",
+            param="dimensions",
+            code="unsupported_parameter",
+        )
 
 
 def _shown(result: Result, encoding: Encoding) -> Any:

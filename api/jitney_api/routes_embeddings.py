@@ -9,12 +9,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jitney.cards import QueueCard
 from jitney.errors import InvalidJob, PromptTooLong
 from jitney_api.callers import caller_of
 from jitney_api.documents import documented
 from jitney_api.edge import read_object
-from jitney_api.embeddings import EmbeddingsAnswer
+from jitney_api.embeddings import EmbeddingsAnswer, check_dimensions
 from jitney_api.fields import REFUSED, REFUSED_IN_EMBEDDINGS, refuse_unsupported
 from jitney_api.schemas import EmbeddingRequest, parse
 from jitney_api.service import service_of
@@ -31,21 +30,11 @@ async def embeddings(request: Request) -> Response:
     refuse_unsupported(body, refused=REFUSED | REFUSED_IN_EMBEDDINGS)
     asked = parse(EmbeddingRequest, body)
     _, card = await service.client.card(asked.model)
-    _check_dimensions(card, asked)
+    check_dimensions(card, asked.dimensions)
     specs = embedding_jobs(asked)
     with _named_as_asked():
         jobs = await service.enqueue_all(caller_of(request), asked.model, specs)
     return EmbeddingsAnswer(service, jobs, asked.encoding_format, cancels=specs[0].on_disconnect == "cancel")
-
-
-def _check_dimensions(card: QueueCard, asked: EmbeddingRequest) -> None:
-    """The first numbers of a vector stand for the whole only where a model was trained for that."""
-    if asked.dimensions is not None and asked.dimensions != card.hidden_size > 0:
-        raise InvalidJob(
-            f"dimensions={asked.dimensions} is not supported: embeddings of {card.model} have {card.hidden_size}",
-            param="dimensions",
-            code="unsupported_parameter",
-        )
 
 
 @contextlib.contextmanager

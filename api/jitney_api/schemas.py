@@ -25,6 +25,7 @@ from jitney.keys import Band
 from jitney.messages import MAX_MESSAGES, RetryPolicy
 from jitney.sampling import Pooling, explain
 from jitney.structured import StructuredOutputs
+from jitney.webhooks.wish import Webhook
 
 # Strict: `true` is no number and "5" is no limit; a caller who sends them meant something else.
 Int = Annotated[int, Strict()]
@@ -281,6 +282,7 @@ class Queued(Open):
     result_ttl_s: Int | None = None
     cache_salt: str | None = None
     metadata: dict[str, str] | None = None
+    webhook: Webhook | None = None
     idempotency_key: str | None = None
 
 
@@ -395,7 +397,7 @@ class DetokenizeRequest(Open):
     tokens: list[Int]
 
 
-Asked = TypeVar("Asked", bound=Open)
+Asked = TypeVar("Asked", bound=BaseModel)
 
 
 def parse(schema: type[Asked], body: dict[str, Any]) -> Asked:

@@ -1,4 +1,4 @@
-"""What one API process holds: its settings, one client with one channel reader, and the graces that run."""
+"""What one API process holds: its settings, one client with one channel reader, and what runs beside requests."""
 
 from __future__ import annotations
 
@@ -21,10 +21,17 @@ from jitney.records import JobStatus
 from jitney.result import terms_of
 from jitney.settings import client_settings
 from jitney.submission import check_against
+from jitney.tasks import end_tasks
+from jitney.webhooks.outbox import check_installed, keep_delivering
+from jitney.webhooks.settings import WebhookSettings
+from jitney.webhooks.wish import Webhook
+from jitney.tracing import current_traceparent
 from jitney_api.answers import Heading
+from jitney_api.batches.desk import Desk
 from jitney_api.callers import Caller
 from jitney_api.keyring import Keyring
 from jitney_api.prompts import count_prompt
+from jitney_api.response_job import Terms
 from jitney_api.response_schemas import ResponseRequest
 from jitney_api.schemas import ChatRequest, CompletionRequest, JobRequest
 from jitney_api.settings import ApiSettings
@@ -43,6 +50,13 @@ async def answering() -> AsyncIterator[None]:
         raise QueueUnavailable(f"Redis does not answer: {type(error).__name__}") from error
 
 
+async def heading_of(client: AsyncClient, job_id: JobId) -> Heading:
+    """What an answer to the job repeats. Raises JobNotFound, QueueUnavailable."""
+    status = await client.job(job_id).status()
+    queue, card = await client.card(queue_of(job_id))
+    return Heading(job_id, queue, int(status.created_at), f"fp_{card.fingerprint}" if card.fingerprint else None)
+
+
 class Service:
     """Behind every route. Belongs to one event loop; `open` and `aclose` bracket its life."""
 
@@ -54,21 +68,33 @@ class Service:
         self.tokenizers = Tokenizers(
             self.client.redis, max_loaded=settings.max_tokenizers, num_threads=settings.num_tokenizer_threads
         )
+        self.desk = Desk(self.client.redis, url, settings.batch)
         # None: nobody is asked for a key.
         self.keyring = (
             Keyring(settings.keys, self.client.redis, keep_s=settings.key_cache_s) if settings.asks_for_keys else None
         )
         self._graces: set[asyncio.Task[None]] = set()
+        self.webhooks = WebhookSettings.load()
+        self._delivering = self._start_delivering()
 
     async def aclose(self) -> None:
         """Close the connections. Jobs go on: the end of this process is nobody's disconnect."""
+        await end_tasks(self._delivering)
         for grace in self._graces:
             grace.cancel()
         await asyncio.gather(*self._graces, return_exceptions=True)
         if self.keyring is not None:
             await self.keyring.aclose()
         await self.tokenizers.aclose()
+        await self.desk.aclose()
         await self.client.aclose()
+
+    def _start_delivering(self) -> list[asyncio.Task[None]]:
+        """Where webhooks are on, every API process tells endpoints what is due. Raises SettingsError."""
+        if not (self.webhooks.is_on and self.webhooks.deliver):
+            return []
+        check_installed()
+        return [asyncio.create_task(keep_delivering(self.client.redis, self.webhooks), name="webhooks")]
 
     async def enqueue(
         self, caller: Caller, asked: ChatRequest | CompletionRequest | JobRequest | ResponseRequest, spec: JobSpec
@@ -112,10 +138,17 @@ class Service:
         self, caller: Caller, model: str | None, spec: JobSpec, *, limit: str | None
     ) -> tuple[JobSpec, int | None]:
         """The job as its tenant's, and the tokens of its prompt if they could be counted."""
-        own = spec.model_copy(update={"tenant": caller.tenant})
+        traceparent = spec.traceparent or current_traceparent.get()
+        own = self._announced(spec.model_copy(update={"tenant": caller.tenant, "traceparent": traceparent}))
         _, card = await self.client.card(model)
         check_against(card, own)
         return own, await count_prompt(self.tokenizers, card, own, limit=limit)
+
+    def _announced(self, spec: JobSpec) -> JobSpec:
+        """As at OpenAI: the deployment's own endpoint hears of responses in the background that name no other."""
+        if self.webhooks.url is None or spec.webhook is not None or not Terms.of(spec).background:
+            return spec
+        return spec.model_copy(update={"webhook": Webhook()})
 
     async def status(self, caller: Caller, job_id: str) -> JobStatus:
         """Where a job of the caller's tenant stands. Every route that is given an id asks here first.
@@ -139,9 +172,7 @@ class Service:
 
     async def heading(self, job_id: JobId) -> Heading:
         """What every frame of the job's answer repeats. Raises JobNotFound, QueueUnavailable."""
-        status = await self.client.job(job_id).status()
-        queue, card = await self.client.card(queue_of(job_id))
-        return Heading(job_id, queue, int(status.created_at), f"fp_{card.fingerprint}" if card.fingerprint else None)
+        return await heading_of(self.client, job_id)
 
     async def has_calls(self, job_id: JobId) -> bool:
         """True if the job's answers may write calls, as its first event says. Raises QueueUnavailable."""

@@ -15,6 +15,7 @@ from jitney.messages import MAX_BODY_BYTES
 from jitney.queue import Limits
 from jitney.sampling import explain
 from jitney.settings import is_loopback
+from jitney_api.batches.settings import BatchSettings
 
 _LIMITS: Final = Limits()
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+|null|\*")
@@ -40,6 +41,7 @@ class ApiSettings(BaseSettings):
     access: `keys` = every route but those of docs/API_KEYS.md needs a key, one of `keys` or of `jitney keys add`;
     `open` = nobody is asked. Absent: `keys` where `keys` holds any, `open` on a loopback address, and a refusal to
     start elsewhere. key_cache_s: a revoked key may work for so long. cors_origins: whose web pages may read answers.
+    batch: of files and batches, `JITNEY_BATCH__<NAME>`.
     """
 
     model_config = SettingsConfigDict(
@@ -73,6 +75,7 @@ class ApiSettings(BaseSettings):
     keys: tuple[ApiKey, ...] = ()
     key_cache_s: float = Field(5.0, ge=0.0, le=300.0)
     cors_origins: tuple[str, ...] = ()
+    batch: BatchSettings = Field(default_factory=BatchSettings.load)
 
     @field_validator("cors_origins")
     @classmethod

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitney.keys import Fence, JobId
-from jitney.queue import Append, Claimed, Delivery, Ending, Held, Queue, Swept
+from jitney.queue import Append, Claimed, Credit, Delivery, Ending, Held, Queue, Swept
 
 NUM_ID_BYTES = 22 + 1
 """Of a job's id without its queue's name, and the blank after it."""
@@ -30,8 +30,8 @@ async def submit(queue: Queue, id: JobId, body: bytes) -> None:
     await pipeline.execute()
 
 
-async def _claim(self: Queue, worker: str, nonce: str, *, credit: int, **_: Any) -> Claimed:
-    taken: Any = await self.redis.lpop(waiting(self), credit) or []
+async def _claim(self: Queue, worker: str, nonce: str, *, credit: Credit, **_: Any) -> Claimed:
+    taken: Any = await self.redis.lpop(waiting(self), credit.interactive) or []
     return Claimed(tuple(_delivery(self, raw, f"{nonce}.{number}") for number, raw in enumerate(taken, 1)))
 
 

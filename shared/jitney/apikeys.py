@@ -16,8 +16,9 @@ from jitney.errors import InvalidJob
 from jitney.keys import API_KEYS, check_tenant
 from jitney.sampling import explain
 
-Scope = Literal["generate", "read", "admin"]
-"""generate: start and cancel jobs. read: models, jobs and their answers. admin: what all tenants do to the service."""
+Scope = Literal["generate", "read", "admin", "metrics"]
+"""generate: start and cancel jobs. read: models, jobs and their answers. admin: what all tenants do to the service.
+metrics: the numbers of it, for Prometheus."""
 
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 SECRET_PREFIX: Final = "jitney_"

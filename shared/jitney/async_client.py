@@ -144,6 +144,11 @@ class AsyncClient:
         return self._redis_link.redis
 
     @property
+    def redis_url(self) -> str:
+        """Where they lead; it may hold a password."""
+        return self._redis_link.url
+
+    @property
     def reader(self) -> ChannelReader:
         """The one pub/sub connection, and what is read through it."""
         return self._redis_link.reader

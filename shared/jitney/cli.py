@@ -21,6 +21,7 @@ from jitney.plugins import add_plugins, outcomes
 from jitney.result import Collector
 from jitney.sampling import SamplingParams
 from jitney.settings import usable_api_url, usable_url
+from jitney.webhooks.cli import webhooks
 
 app = typer.Typer(
     name="jitney",
@@ -238,6 +239,7 @@ def _read_messages(path: Path) -> Any:
 
 app.add_typer(dead)
 app.add_typer(keys)
+app.add_typer(webhooks)
 app.command()(doctor)
 add_plugins(app)
 

@@ -2,78 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import os
-import threading
 import weakref
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from types import TracebackType
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 from jitney.async_client import AsyncClient, AsyncJob, Messages, Prompt
 from jitney.keys import JobId
 from jitney.link import ClientOptions
+from jitney.loop_thread import LoopThread
 from jitney.messages import Event, JobSpec
 from jitney.position import Message
 from jitney.queue import JobStatus
 from jitney.result import Result
-from jitney.tasks import end_tasks
-
-T = TypeVar("T")
 
 
-class _LoopThread:
-    """One thread that runs one event loop, and what other threads give it to do."""
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        # A daemon: a client that nobody closed must not keep the interpreter from leaving.
-        self._thread = threading.Thread(target=self._loop.run_forever, name="jitney-client", daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result. An interrupt of the caller cancels it."""
-        if self._loop.is_closed() or self._pid != os.getpid():
-            work.close()
-            closed = "this client is closed" if self._loop.is_closed() else "this client was made before the fork"
-            raise RuntimeError(f"{closed}: make a new one")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def close(self, last: Coroutine[Any, Any, None]) -> None:
-        """Run `last`, then end loop and thread. Nothing the second time."""
-        if self._loop.is_closed() or self._pid != os.getpid():
-            last.close()
-            return
-        try:
-            self.run(last)
-            self.run(_cancel_others())
-            self.run(self._loop.shutdown_asyncgens())
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-
-
-async def _cancel_others() -> None:
-    """Callers of other threads that still wait get CancelledError instead of silence."""
-    await end_tasks(asyncio.all_tasks() - {asyncio.current_task()})
-
-
-def _close(thread: _LoopThread, client: AsyncClient) -> None:
+def _close(thread: LoopThread, client: AsyncClient) -> None:
     thread.close(client.aclose())
 
 
 class Job:
     """A job by its id, for threads. The same methods as `AsyncJob`, without await."""
 
-    def __init__(self, thread: _LoopThread, job: AsyncJob) -> None:
+    def __init__(self, thread: LoopThread, job: AsyncJob) -> None:
         self._thread = thread
         self._job = job
 
@@ -138,7 +90,7 @@ class Client:
 
     def __init__(self, url: str | None = None, **options: Unpack[ClientOptions]) -> None:
         self._client = AsyncClient(url, **options)
-        self._thread = _LoopThread()
+        self._thread = LoopThread("jitney-client")
         self._finalizer = weakref.finalize(self, _close, self._thread, self._client)
 
     def enqueue(

@@ -89,4 +89,5 @@ def new_job_arguments(entry: Entry, limits: Limits) -> list[scripts.Argument]:
         limits.max_later_jobs,
         entry.max_attempts or 0,
         int(entry.keep_body),
+        entry.hook,
     ]

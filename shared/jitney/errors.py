@@ -162,9 +162,12 @@ class JobNotFound(JitneyError):
 
 
 class JobEnded(JitneyError):
-    """A job ended otherwise than `finished`. `text` is what it had said by then."""
+    """A job ended otherwise than `finished`. `text` is what it had said by then.
 
-    def __init__(self, message: str, *, job_id: str, text: str = "", error: dict[str, Any] | None = None) -> None:
+    job_id: '' in an error that another queue's results kept, of which the message alone is left.
+    """
+
+    def __init__(self, message: str, *, job_id: str = "", text: str = "", error: dict[str, Any] | None = None) -> None:
         super().__init__(message)
         self.job_id = job_id
         self.text = text

@@ -20,6 +20,8 @@ QUEUES: Final = "jitney:queues"
 ALIASES: Final = "jitney:aliases"
 TOKENIZERS: Final = "jitney:tokenizers"
 API_KEYS: Final = "jitney:keys"
+BATCHES: Final = "jitney:{batches}"
+"""Before every key of batches and their files: they belong to no queue, and lie in one slot."""
 
 _QUEUE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}")
 _TENANT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -53,11 +55,16 @@ def check_tenant(tenant: str) -> str:
 
 def new_job_id(queue: str) -> JobId:
     """`<queue>.<22 base62 characters>`: 128 random bits, never taken from a user's text."""
+    return JobId(f"{check_queue_name(queue)}.{new_tail()}")
+
+
+def new_tail() -> str:
+    """128 random bits as 22 base62 characters: what makes an id one of its own."""
     number, tail = secrets.randbits(128), ""
     for _ in range(22):
         number, digit = divmod(number, 62)
         tail = _BASE62[digit] + tail
-    return JobId(f"{check_queue_name(queue)}.{tail}")
+    return tail
 
 
 def queue_of(job_id: str) -> str:
@@ -66,6 +73,11 @@ def queue_of(job_id: str) -> str:
     if not (_ID_TAIL.fullmatch(tail) and _QUEUE_NAME.fullmatch(queue)):
         raise InvalidJob(f"{job_id[:80]!r} is not a job id (<queue>.<22 letters and digits>)", param="id")
     return queue
+
+
+def settled_key(task: str) -> str:
+    """Whether somebody has recorded how that task of another queue ended. No queue's name begins with a dash."""
+    return f"{{jitney:-}}:settled:{task}"
 
 
 class Keys:
@@ -80,6 +92,7 @@ class Keys:
         self.prefix = f"{{jitney:{queue}}}" + (f":{annex}" if annex else "")
         self.counts = f"{self.prefix}:counts"
         self.bell = f"{self.prefix}:bell"
+        self.call = f"{self.prefix}:call"
         self.epoch = f"{self.prefix}:epoch"
         self.later = f"{self.prefix}:later"
         self.deadlines = f"{self.prefix}:deadlines"
@@ -93,6 +106,9 @@ class Keys:
         self.sync = f"{self.prefix}:sync"
         self.sweep = f"{self.prefix}:sweep"
         self.looked = f"{self.prefix}:looked"
+        self.history = f"{self.prefix}:history"
+        self.hooks = f"{self.prefix}:hooks"
+        self.dead_hooks = f"{self.prefix}:hooks:dead"
 
     def jobs(self, band: str, tenant: str) -> str:
         return f"{self.prefix}:jobs:{band}:{tenant}"
@@ -125,6 +141,10 @@ class Keys:
     def result(self, job_id: str) -> str:
         return f"{self.prefix}:result:{job_id}"
 
+    def hook(self, id: str) -> str:
+        """An announcement: of a job by its id."""
+        return f"{self.prefix}:hook:{id}"
+
     def bell_for(self, fingerprint: str) -> str:
         return f"{self.prefix}:bell:{fingerprint}"
 
@@ -139,5 +159,47 @@ class Keys:
 
     def idempotency(self, tenant: str, key: str) -> str:
         """A user's own text never becomes a key name: tenant and key are hashed together."""
-        digest = hashlib.sha256(f"{tenant}\0{key}".encode("utf-8", "surrogatepass")).hexdigest()
-        return f"{self.prefix}:idem:{digest[:40]}"
+        return f"{self.prefix}:idem:{_digest(tenant, key)}"
+
+
+class BatchKeys:
+    """Names of the keys of batches and their files, as in ARCHITECTURE.md. The scripts write the same ones."""
+
+    active = f"{BATCHES}:active"
+    ended = f"{BATCHES}:ended"
+    expiring = f"{BATCHES}:expiring"
+    loose = f"{BATCHES}:loose"
+    restoring = f"{BATCHES}:restoring"
+
+    @staticmethod
+    def batch(batch_id: str) -> str:
+        return f"{BATCHES}:batch:{batch_id}"
+
+    @staticmethod
+    def done(batch_id: str) -> str:
+        return f"{BATCHES}:done:{batch_id}"
+
+    @staticmethod
+    def chunks(batch_id: str) -> str:
+        return f"{BATCHES}:chunks:{batch_id}"
+
+    @staticmethod
+    def file(file_id: str) -> str:
+        return f"{BATCHES}:file:{file_id}"
+
+    @staticmethod
+    def batches_of(tenant: str) -> str:
+        return f"{BATCHES}:batches:{tenant}"
+
+    @staticmethod
+    def files_of(tenant: str) -> str:
+        return f"{BATCHES}:files:{tenant}"
+
+    @staticmethod
+    def idempotency(tenant: str, key: str) -> str:
+        """A user's own text never becomes a key name: tenant and key are hashed together."""
+        return f"{BATCHES}:idem:{_digest(tenant, key)}"
+
+
+def _digest(tenant: str, key: str) -> str:
+    return hashlib.sha256(f"{tenant}\0{key}".encode("utf-8", "surrogatepass")).hexdigest()[:40]

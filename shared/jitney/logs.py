@@ -1,7 +1,7 @@
 """Logs: events with fields, on standard error; JSON when it is not a terminal.
 
-Ids, counts and durations only: never a prompt or generated text at info level. A program that merely imports
-jitney hears of warnings, and its own structlog configuration is not touched.
+Ids, counts and durations only: never a prompt, generated text, a key or a password (`redaction`). docs/LOGS.md lists
+every event. A program that merely imports jitney hears of warnings, and its own structlog configuration is not touched.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import structlog
 
 from jitney.errors import SettingsError
+from jitney.redaction import redacted
 
 Listener = Callable[[MutableMapping[str, Any]], None]
 """Hears every event with its fields, whatever its level, on the thread that logs it."""
@@ -54,6 +55,7 @@ def logger(**fields: Any) -> Any:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            redacted,
             _render,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),

@@ -23,6 +23,7 @@ from jitney.errors import InvalidJob
 from jitney.keys import Band, check_tenant
 from jitney.sampling import SEED_BITS, SamplingParams, explain
 from jitney.tools import ToolUse, read_tool_choice, read_tools, tool_use
+from jitney.webhooks.wish import Webhook
 
 WIRE_VERSION: Final = 1
 MAX_BODY_BYTES: Final = 1 << 20
@@ -52,7 +53,7 @@ class JobSpec(BaseModel):
     `/v1/responses` has made, what OpenAI's object says and the other fields do not. Unknown fields are kept and
     passed on, so that an older process never loses what a newer one wrote. `tools`: functions that a chat's answer may
     call, a list in OpenAI's shape, kept as its text. `add_generation_prompt`, `continue_final_message`: how a chat's
-    prompt ends, `chat_end`.
+    prompt ends, `chat_end`. `webhook`: who is told of the job's end.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
@@ -82,6 +83,7 @@ class JobSpec(BaseModel):
     traceparent: str | None = Field(None, max_length=64)
     keep_body: bool = False
     response: dict[str, Any] | None = None
+    webhook: Webhook | None = None
 
     @field_validator("tenant")
     @classmethod

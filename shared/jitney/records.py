@@ -40,6 +40,7 @@ class Entry:
     not_before, deadline: Unix seconds. timeout_s: from then (or now) to the end. queue_timeout_s: to the first event.
     max_attempts: without progress; fewer than the workers allow, None = as many.
     keep_body: the body lives as long as the result, not only until the job's end.
+    hook: who is told of the end, `Webhook.hook`; '': nobody.
     """
 
     id: JobId
@@ -57,6 +58,7 @@ class Entry:
     result_ttl_s: int = 3_600
     max_attempts: int | None = None
     keep_body: bool = False
+    hook: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class Delivery:
     fingerprints: of the builds that wrote the log so far, in order; usually none or one.
     body: the job's bytes as somebody wrote them. prompt_ids: stored by the first append of an earlier claim.
     time_left_ms: until the job's deadline at the moment of the claim, None when it has none.
+    is_reclaimed: its last owner let the lease run out. For counting alone: `adopt` cannot tell any more.
     """
 
     id: JobId
@@ -104,6 +107,24 @@ class Delivery:
     body: bytes
     prompt_ids: bytes | None
     time_left_ms: int | None = None
+    is_reclaimed: bool = field(default=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """How many jobs a claim may take: of each band and all more urgent ones together, so no number is above the first.
+
+    interactive, standard, bulk: a worker whose seats hold bulk takes none of that, and others in its place.
+    """
+
+    interactive: int
+    standard: int
+    bulk: int
+
+    @classmethod
+    def of(cls, num_jobs: int) -> Credit:
+        """So many, whatever their band."""
+        return cls(num_jobs, num_jobs, num_jobs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from jitney.queue import Enqueued, Entry, JobStatus, Limits, Queue
 from jitney.single_flight import SingleFlight
 from jitney.submission import check_against, check_idempotency_key, entry_for, find_card
 from jitney.topology import redirection
+from jitney.webhooks.settings import WebhookSettings
 
 CARD_LIFE_S = 5.0
 
@@ -30,6 +31,7 @@ class RedisLink:
     """Jobs of one Redis server. See `jitney.link.Link`."""
 
     def __init__(self, url: str, *, destination: str | None, limits: Limits, durability: Durability, name: str) -> None:
+        self.url = url
         self._destination = destination
         self._limits = limits
         self._durability = durability
@@ -39,12 +41,15 @@ class RedisLink:
         self._reading_cards = SingleFlight[tuple[str, QueueCard]]()
         self._proof: Proof | None = None
         self._finding_proof = SingleFlight[Proof]()
+        self._webhooks: WebhookSettings | None = None
 
     async def enqueue(
         self, spec: JobSpec, *, queue: str | None, idempotency_key: str | None, num_prompt_tokens: int | None
     ) -> JobId:
         """Checked against the queue's card, then written by one script. num_prompt_tokens: absent = estimated."""
         check_idempotency_key(idempotency_key)
+        if spec.webhook is not None:
+            spec = spec.model_copy(update={"webhook": self.webhooks.permitted(spec.webhook)})
         name, card = await self.card(queue)
         check_against(card, spec)
         await check_early(spec.sampling.structured_outputs)
@@ -92,6 +97,13 @@ class RedisLink:
         if status is None:
             raise _no_such_job(job_id)
         return status
+
+    @property
+    def webhooks(self) -> WebhookSettings:
+        """Who may be told of a job's end: read when the first job asks for it. Raises SettingsError."""
+        if self._webhooks is None:
+            self._webhooks = WebhookSettings.load()
+        return self._webhooks
 
     def queue(self, name: str) -> Queue:
         """The queue of that name, for what no client has a method for."""

@@ -68,6 +68,7 @@ def delivery(row: Sequence[Any]) -> Delivery:
         body=bytes(row[12]),
         prompt_ids=None if row[13] is None else bytes(row[13]),
         time_left_ms=None if time_left_ms < 0 else time_left_ms,
+        is_reclaimed=bool(row[14]) if len(row) > 14 else False,
     )
 
 

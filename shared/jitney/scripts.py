@@ -33,7 +33,14 @@ NAMES: Final = (
     "janitor",
     "repair",
     "fold",
+    "hook_add",
+    "hook_claim",
+    "hook_settle",
+    "hook_retry",
+    "hook_drop",
 )
+
+ROOM: Final = "jitney"
 
 Argument = str | bytes | int | float
 
@@ -55,17 +62,17 @@ class Call:
     args: Sequence[Argument]
 
 
-def assemble(name: str) -> str:
-    """The source of script `name`: its shebang, the pieces it names, its body."""
-    shebang, pieces, body = _text(f"{name}.lua").split("\n", 2)
+def assemble(name: str, *, room: str = ROOM) -> str:
+    """The source of script `name`: its shebang, the pieces it names, its body. room: the package of its `scripts/`."""
+    shebang, pieces, body = _text(room, f"{name}.lua").split("\n", 2)
     assert shebang.startswith("#!lua"), f"{name}.lua must begin with a shebang"
     assert pieces.startswith("-- with: "), f"the second line of {name}.lua must name its pieces"
-    included = [_text(f"_{piece}.lua") for piece in pieces.removeprefix("-- with: ").split()]
+    included = [_text(room, f"_{piece}.lua") for piece in pieces.removeprefix("-- with: ").split()]
     return "\n".join((shebang, *included, body))
 
 
-def _text(file_name: str) -> str:
-    return resources.files("jitney").joinpath("scripts", file_name).read_text(encoding="utf-8")
+def _text(room: str, file_name: str) -> str:
+    return resources.files(room).joinpath("scripts", file_name).read_text(encoding="utf-8")
 
 
 def as_script(name: str, source: str) -> Script:
@@ -74,9 +81,9 @@ def as_script(name: str, source: str) -> Script:
 
 
 @cache
-def load(name: str) -> Script:
+def load(name: str, *, room: str = ROOM) -> Script:
     """The script `name`, assembled once per process."""
-    return as_script(name, assemble(name))
+    return as_script(name, assemble(name, room=room))
 
 
 async def run(redis: Redis, script: Script, call: Call) -> Any:

@@ -184,4 +184,5 @@ def entry_of(
         # The default is no wish: it would undo a worker's own, higher limit.
         max_attempts=None if attempts == RetryPolicy().max else attempts,
         keep_body=spec.keep_body,
+        hook="" if spec.webhook is None else spec.webhook.hook("job" if spec.response is None else "response"),
     )

@@ -28,3 +28,25 @@ def tether(number: signal.Signals) -> Callable[[], None] | None:
             os._exit(1)
 
     return ask
+
+
+def tether_forks(number: signal.Signals) -> None:
+    """The same for whatever this process forks from now on, and for what those fork.
+
+    For libraries that fork where no `preexec_fn` reaches: their children would outlive a SIGKILL of ours.
+    """
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = 0
+
+    def note() -> None:
+        nonlocal parent
+        parent = os.getpid()
+
+    def ask() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, int(number))
+        if os.getppid() != parent:
+            os._exit(1)
+
+    os.register_at_fork(before=note, after_in_child=ask)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from jitney.calls import is_wrong_kind
 from jitney.connection import Redis
 from jitney.keys import Keys
+from jitney.metrics.readings import Readings
 
 
 class SeatView(BaseModel):
@@ -70,15 +71,18 @@ class WorkerView(BaseModel):
     features: dict[str, Any] = {}
 
 
-async def write_worker(redis: Redis, view: WorkerView, ttl_s: float) -> None:
+async def write_worker(redis: Redis, view: WorkerView, ttl_s: float, readings: Readings | None = None) -> None:
     """Publish the view; it vanishes by itself when it is not written again within `ttl_s`.
 
     By the server's clock alone: a worker whose own is wrong must neither vanish nor put others out.
+    readings: its metrics, in a field of their own: pages that show the view do not pay for them.
     """
     keys = Keys(view.queue)
     now, _ = await redis.time()
     pipe = redis.pipeline(transaction=False)
     pipe.hset(keys.worker(view.id), "view", view.model_dump_json())
+    if readings is not None:
+        pipe.hset(keys.worker(view.id), "metrics", readings.encode())
     pipe.pexpire(keys.worker(view.id), round(ttl_s * 1_000))
     pipe.zadd(keys.workers, {view.id: now + ttl_s})
     pipe.zremrangebyscore(keys.workers, "-inf", f"({now - 1}")  # whoever was killed is not remembered for long
@@ -96,15 +100,32 @@ async def remove_worker(redis: Redis, queue: str, worker_id: str) -> None:
 
 async def list_workers(redis: Redis, queue: str) -> list[WorkerView]:
     """The workers of one queue that are alive, oldest first. What is no view is passed over: anybody may write one."""
+    found = [_view_of(raw) for raw in await _fields_of_workers(redis, queue, "view")]
+    return sorted((view for view in found if view is not None), key=lambda view: (view.started_at, view.id))
+
+
+async def list_readings(redis: Redis, queue: str) -> list[tuple[WorkerView, Readings]]:
+    """Of the workers that are alive, and publish any: who, and what they have counted."""
+    found = []
+    for fields in await _fields_of_workers(redis, queue, "view", "metrics"):
+        view = _view_of(fields if isinstance(fields, Exception) else fields[0])
+        if view is not None and fields[1] is not None:
+            readings = Readings.decode(fields[1])
+            found += [] if readings is None else [(view, readings)]
+    return found
+
+
+async def _fields_of_workers(redis: Redis, queue: str, *names: str) -> list[Any]:
+    """One answer for each worker: the field, a list of several, or an error."""
     keys = Keys(queue)
     members: Any = await redis.zrange(keys.workers, 0, -1)
     if not members:
         return []
     pipe = redis.pipeline(transaction=False)
     for member in members:
-        pipe.hget(keys.worker(member.decode("utf-8", "replace")), "view")
-    found = [_view_of(raw) for raw in await pipe.execute(raise_on_error=False)]
-    return sorted((view for view in found if view is not None), key=lambda view: (view.started_at, view.id))
+        key = keys.worker(member.decode("utf-8", "replace"))
+        pipe.hmget(key, *names) if len(names) > 1 else pipe.hget(key, *names)
+    return await pipe.execute(raise_on_error=False)
 
 
 def _view_of(answer: object) -> WorkerView | None:

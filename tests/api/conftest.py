@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tests.api.api_wire import PATIENCE_S, Answer, ask, send
 from jitney.connection import Redis, connect_blocking
 from jitney.messages import Event, JobSpec, usage_of
 from jitney.queue import Append, Delivery, Ending, Queue
+from jitney_api.batches.settings import BatchSettings
 from jitney_api.connections import server_config
 from jitney_api.service import Service
 from jitney_api.settings import ApiSettings
@@ -175,7 +177,12 @@ class Api:
 StartApi = Callable[..., Awaitable[Api]]
 
 
+FILES = TemporaryDirectory(prefix="jitney-test-files-")
+"""Where the APIs of this run keep what is uploaded, unless a test says otherwise."""
+
+
 def make_server(**settings: Any) -> tuple[uvicorn.Server, socket.socket]:
+    settings = {"batch": BatchSettings(files=FILES.name)} | settings
     config = server_config(ApiSettings(**settings), log_level="critical", timeout_graceful_shutdown=1)
     listening = socket.socket()
     # Small, so that a reader who takes nothing is felt before the kernel has swallowed megabytes.

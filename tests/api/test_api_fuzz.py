@@ -37,11 +37,15 @@ OPERATIONS = [
     *("POST /v1/chat/completions", "POST /v1/completions", "POST /v1/jobs", "GET /v1/models", "GET /v1/models/{model}"),
     *("GET /v1/jobs/{job_id}", "DELETE /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/events", "GET /v1/queue"),
     *("POST /v1/responses", "GET /v1/responses/{response_id}", "POST /v1/responses/{response_id}/cancel"),
+    *("POST /v1/files", "GET /v1/files", "GET /v1/files/{file_id}", "DELETE /v1/files/{file_id}"),
+    *("GET /v1/files/{file_id}/content", "POST /v1/batches", "GET /v1/batches", "GET /v1/batches/{batch_id}"),
     *(
+        "POST /v1/batches/{batch_id}/cancel",
         "POST /v1/embeddings",
         "POST /tokenize",
         "POST /detokenize",
         "GET /health",
+        "GET /metrics",
         "GET /livez",
         "GET /readyz",
         "GET /version",
@@ -51,7 +55,8 @@ OPERATIONS = [
 CAN_BE_WRONG = [
     label
     for label in OPERATIONS
-    if label.endswith(("/events", "/{response_id}")) or (label.startswith("POST") and not label.endswith("/cancel"))
+    if label.endswith(("/events", "/{response_id}", "GET /v1/files", "GET /v1/batches"))
+    or (label.startswith("POST") and not label.endswith("/cancel"))
 ]
 
 

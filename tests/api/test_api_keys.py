@@ -111,7 +111,8 @@ def test_a_document_of_an_api_that_asks_nobody_speaks_of_no_keys():
 async def call(api: Api, route: tuple[str, str], **headers: str) -> Answer:
     method, path = route
     job = f"{api.model}.0123456789012345678901"
-    path = path.format(job_id=job, response_id=f"resp_{job}", model=api.model)
+    ids = {"job_id": job, "response_id": f"resp_{job}", "file_id": "file-x", "batch_id": "batch_x"}
+    path = path.format(**ids, model=api.model)
     body = {"model": api.model, **BODY} if method == "POST" else None
     if "chat" in path:
         body = {"model": api.model, "messages": [{"role": "user", "content": "x"}]}

@@ -17,6 +17,7 @@ HEAVY = (
     "fastapi",
     "starlette",
     "uvicorn",
+    "prometheus_client",
     "httpx2",
     "jitney_api",
     "jitney_worker",

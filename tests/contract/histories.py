@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from contract_driver import LEASE_S, digest_of
-from oracle import NUM_CHOICES, Answer, Job, Model, check_log, check_places, expect
+from oracle import NUM_CHOICES, Answer, Job, Model, check_announcements, check_log, check_places, expect
 
 from jitney.errors import IdempotencyConflict
 from jitney.keys import BANDS, JobId
@@ -24,6 +24,11 @@ FINGERPRINTS = ("fpA", "fpB")
 MAX_STRIKES, MAX_TRIES = 2, 6
 FAR_FUTURE = 4_000_000_000.0
 STEPS, CHECK_EVERY = 120, 6
+HOOKS = (
+    "",
+    "finished,failed,cancelled,expired job https://all.example/",
+    "failed,expired response https://some.example/?a=b",
+)
 
 
 @dataclass
@@ -132,6 +137,7 @@ class History:
 
     async def check(self) -> None:
         await check_places(self.queue, self.model, TENANTS, FINGERPRINTS)
+        await check_announcements(self.queue, self.model)
 
     # --- clients ------------------------------------------------------------------------------------------
 
@@ -148,6 +154,7 @@ class History:
             max_tokens=self.rng.choice((None, 8, 4_096)),
             not_before=FAR_FUTURE if is_delayed else None,
             deadline=FAR_FUTURE if self.rng.random() < 0.3 else None,
+            hook=HOOKS[len(self.model.jobs) % len(HOOKS)],
         )
         enqueued = await self.queue.enqueue(entry)
         expect(enqueued.id == entry.id and not enqueued.duplicate, "a new job is no duplicate", enqueued)
@@ -161,6 +168,7 @@ class History:
             answer=Answer.drawn(self.rng),
             state="later" if is_delayed else "waiting",
             order=0 if is_delayed else self.model.next_order(),
+            hook=entry.hook,
         )
         self.model.jobs[job.id] = job
 
@@ -686,6 +694,7 @@ class History:
         suffixes = {name.removeprefix(self.keys.prefix + ":").split(":")[0] for name in names}
         # Dead jobs keep their body, ended ones their record and log; all of them with an end.
         allowed = {"job", "tokens", "body", "usage", "dead", "ended", "vt", "last", "idle", "bell", "counts", "sweep"}
+        allowed |= {"hooks", "hook"}  # somebody is still to be told
         expect(suffixes <= allowed, "keys were left behind", suffixes - allowed)
         expect(await self.queue.counts() == (0, 0), "counts of nothing", await self.queue.counts())
         lasting = [name for name in names if name.split(":")[2] in ("job", "tokens", "body", "sweep")]

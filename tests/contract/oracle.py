@@ -71,6 +71,7 @@ class Job:
     is_due: bool = False
     is_late: bool = False
     prompt_ids: bytes | None = None
+    hook: str = ""
 
     @property
     def is_bound(self) -> bool:
@@ -131,6 +132,23 @@ async def check_places(queue: Queue, model: Model, tenants: tuple[str, ...], fin
     for band in BANDS:
         fair = {name.decode() for name in await queue.redis.zrange(queue.keys.fair(band), 0, -1)}
         expect(fair == streams[band], "the fair set is not the tenants with waiting work", band, fair, streams[band])
+
+
+async def check_announcements(queue: Queue, model: Model) -> None:
+    """Whoever asked to be told of such an ending is in the outbox, nobody else is, and it says what happened."""
+    wanted = {
+        job.id: tuple(job.hook.split(" ")[1:])
+        for job in model.in_state("done")
+        if job.reason in job.hook.partition(" ")[0].split(",")
+    }
+    found = [id.decode() for id in await queue.redis.zrange(queue.keys.hooks, 0, -1)]
+    expect(sorted(found) == sorted(wanted), "the outbox is not those who asked", found, wanted)
+    pipe = queue.redis.pipeline(transaction=False)
+    for id in wanted:
+        pipe.hmget(queue.keys.hook(id), "object", "url", "ending")
+    for id, told in zip(wanted, await pipe.execute(), strict=True):
+        said = [None if value is None else value.decode() for value in told]
+        expect(said == [*wanted[id], model.jobs[id].reason], "an announcement says something else", said, id)
 
 
 async def _places(

@@ -27,6 +27,7 @@ from jitney.keys import ALIASES, BANDS, QUEUES, Keys, new_job_id
 from jitney.queue import Entry, Queue
 from jitney.server_checks import check_cluster
 from jitney.topology import refuse_several_nodes
+from jitney.webhooks.announcements import Announcements
 from jitney_worker.build import register
 from jitney_worker.runtime.worker import Crew
 
@@ -37,7 +38,7 @@ MANY_KEYED = {"DEL", "EXISTS"}
 def test_all_keys_of_a_queue_share_one_slot(queue_name: str) -> None:
     keys, id = Keys(queue_name), new_job_id(queue_name)
     names = [value for name, value in vars(keys).items() if name not in ("queue", "prefix")]
-    names += [keys.job(id), keys.body(id), keys.ids(id), keys.tokens(id), keys.result(id)]
+    names += [keys.job(id), keys.body(id), keys.ids(id), keys.tokens(id), keys.result(id), keys.hook(id)]
     names += [keys.bell_for("fp"), keys.last("w"), keys.ctl("w"), keys.worker("w"), keys.idempotency("t", "{x}")]
     for band in BANDS:
         names += [keys.jobs(band, "t"), keys.fair(band), keys.idle(band), keys.leases(band), keys.held(band, "fp")]
@@ -90,7 +91,8 @@ async def call_every_script(driver: Driver) -> None:
     queue = driver.queue
     await bury_requeue_and_drop(driver)
     for _ in range(3):
-        await driver.enqueue(idempotency_key=secrets.token_hex(4), timeout_s=60.0)
+        hook = "finished,cancelled job https://hooks.example.com/"
+        await driver.enqueue(idempotency_key=secrets.token_hex(4), timeout_s=60.0, hook=hook)
     first, second, third = (await driver.claim()).deliveries
     assert len(await queue.adopt("w", first.fence.partition(".")[0])) == 3
     await driver.say(first, "a")
@@ -103,6 +105,17 @@ async def call_every_script(driver: Driver) -> None:
     for id in (second.id, third.id):
         assert (await queue.cancel(id)).outcome == "cancelled"
     assert await queue.fold(first.id) == "ok"
+    await tell_everybody(Announcements(driver.redis, driver.keys.prefix))
+
+
+async def tell_everybody(outbox: Announcements) -> None:
+    assert await outbox.add("batch_1", "batch", "failed", "https://hooks.example.com/")
+    told, given_up, *others = await outbox.claim(10, 30.0)
+    assert len(others) == 2
+    assert await outbox.settle(told, "told")
+    assert await outbox.settle(given_up, "dead")
+    assert await outbox.retry(given_up.id)
+    assert await outbox.drop(given_up.id)
 
 
 @pytest.mark.parametrize("server", CLUSTERS, indirect=True)

@@ -23,10 +23,18 @@ import jsonschema
 import openai
 import pytest
 import yaml
+from celery import Celery
 from pydantic import BaseModel
+from redis import Redis
+from rq import Queue
+from rq.serializers import JSONSerializer
 
+from jitney.celery.settings import CelerySettings
 from jitney.embedded import find_server
+from jitney.rq.settings import RqSettings
 from jitney.settings import ClientSettings
+from jitney_api.batches.settings import BatchSettings
+from jitney.webhooks.settings import WebhookSettings
 from jitney_api.settings import ApiSettings
 from jitney_worker.settings import WorkerSettings
 
@@ -125,7 +133,7 @@ def test_the_file_is_valid(compose: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator(FILE).validate(compose)
     client = compose_client()
     if client is not None:
-        command = [*client, "-f", str(COMPOSE), "--profile", "gpu", "config", "--quiet"]
+        command = [*client, "-f", str(COMPOSE), "--profile", "gpu", "--profile", "obs", "config", "--quiet"]
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (answer.returncode, answer.stderr) == (0, "")
 
@@ -140,6 +148,7 @@ def test_the_file_is_valid(compose: dict[str, Any]) -> None:
         ("worker", {"stop_grace_period": "30"}),
         ("worker", {"environment": {"JITNEY_OFFLINE": True}}),
         ("worker-gpu", {"deploy": {"resources": {"reservation": {}}}}),
+        ("rq-worker", {"volumes": ["batch-files"]}),
     ],
 )
 def test_the_schema_refuses_slips(compose: dict[str, Any], service: str, change: dict[str, Any]) -> None:
@@ -148,27 +157,49 @@ def test_the_schema_refuses_slips(compose: dict[str, Any], service: str, change:
         jsonschema.Draft202012Validator(FILE).validate({**compose, "services": services})
 
 
-def test_the_services_are_redis_the_api_and_a_worker_with_one_for_a_gpu_on_demand(compose: dict[str, Any]) -> None:
+def test_the_services_are_redis_the_api_a_worker_and_the_bridges_with_one_for_a_gpu_on_demand(
+    compose: dict[str, Any],
+) -> None:
     services = compose["services"]
     assert {name: service.get("profiles") for name, service in services.items()} == {
         "redis": None,
         "api": None,
         "worker": None,
         "worker-gpu": ["gpu"],
+        "rq-worker": None,
+        "celery": None,
+        "prometheus": ["obs"],
+        "grafana": ["obs"],
     }
     assert services["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"] == [
         {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
     ]
     assert services["worker-gpu"]["environment"]["JITNEY_DEVICE"] == "cuda"
-    for name in ("api", "worker", "worker-gpu"):
+    for name in ("api", "worker", "worker-gpu", "rq-worker", "celery"):
         assert services[name]["depends_on"] == {"redis": {"condition": "service_healthy"}}
     assert any(volume.partition(":")[0] in compose["volumes"] for volume in services["redis"]["volumes"])
+
+
+def test_the_api_and_the_bridges_from_rq_and_celery_are_one_image_and_reach_the_same_files_of_batches(
+    compose: dict[str, Any],
+) -> None:
+    """What the API takes in, the RQ worker reads and writes, and the upkeep sweeps."""
+    services = [compose["services"][name] for name in ("api", "rq-worker", "celery")]
+    assert {service["image"] for service in services} == {"jitney-api"}
+    assert {service["build"]["dockerfile"] for service in services} == {"ops/api.Dockerfile"}
+    (mount,) = {tuple(service["volumes"]) for service in services}
+    (volume, _, folder) = mount[0].partition(":")
+    assert volume in compose["volumes"]
+    assert {service["environment"]["JITNEY_BATCH__FILES"] for service in services} == {f"{folder}/files"}
+    image = (ROOT / "ops/api.Dockerfile").read_text()
+    assert '".[api,rq,celery]"' in image
+    assert f"install -d -o jitney {folder} {folder}/files" in image, "a volume of its own would be root's"
 
 
 def test_nothing_is_published_beyond_this_host(compose: dict[str, Any]) -> None:
     """Redis has no password inside the network, and the API no keys."""
     published = [port for service in compose["services"].values() for port in service.get("ports", [])]
-    assert len(published) == 2
+    assert len(published) == 4
     assert all(port.startswith("127.0.0.1:") for port in published)
 
 
@@ -176,6 +207,10 @@ def settings_names() -> set[str]:
     """Every environment variable that some process of ours reads."""
     names = {f"JITNEY_{name.upper()}" for name in ClientSettings.model_fields}
     names |= {f"JITNEY_API__{name.upper()}" for name in ApiSettings.model_fields}
+    names |= {f"JITNEY_BATCH__{name.upper()}" for name in BatchSettings.model_fields}
+    names |= {f"JITNEY_RQ__{name.upper()}" for name in RqSettings.model_fields}
+    names |= {f"JITNEY_CELERY__{name.upper()}" for name in CelerySettings.model_fields}
+    names |= {f"JITNEY_WEBHOOKS__{name.upper()}" for name in WebhookSettings.model_fields}
     for name, field in WorkerSettings.model_fields.items():
         section = field.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
@@ -190,6 +225,7 @@ def test_every_variable_is_a_setting_and_none_is_the_one_that_kubernetes_sets(co
     assert "jitney" not in compose["services"]
     assert "JITNEY_PORT" not in settings_names()
     given = {name for service in compose["services"].values() for name in service.get("environment", {})}
+    given = {name for name in given if not name.startswith("GF_")}  # Grafana's own
     for dockerfile in sorted(ROOT.glob("ops/*.Dockerfile")):
         given |= set(re.findall(r"\b(JITNEY_\w+)=", dockerfile.read_text()))
     assert given <= settings_names()
@@ -212,7 +248,12 @@ def seconds(duration: str) -> float:
 
 
 def test_a_stop_leaves_time_to_drain(compose: dict[str, Any]) -> None:
-    drains = {"worker": "JITNEY_WORKER__DRAIN_TIMEOUT_S", "api": "JITNEY_API__DRAIN_TIMEOUT_S"}
+    drains = {
+        "worker": "JITNEY_WORKER__DRAIN_TIMEOUT_S",
+        "api": "JITNEY_API__DRAIN_TIMEOUT_S",
+        "rq-worker": "JITNEY_RQ__DRAIN_TIMEOUT_S",
+        "celery": "JITNEY_CELERY__DRAIN_S",
+    }
     for name, variable in drains.items():
         service = compose["services"][name]
         assert seconds(service["stop_grace_period"]) >= float(service["environment"][variable]) + 5
@@ -267,8 +308,9 @@ class Here:
         word = word.replace("redis://redis:6379/", f"redis://127.0.0.1:{self.redis_port}/")
         word = word.replace("127.0.0.1:8000", f"127.0.0.1:{self.api_port}")
         word = word.replace("${JITNEY_MODEL:-smollm2-135m-instruct}", str(self.model))
-        word = re.sub(r"\$\{\w+:-(\w+)\}", r"\1", word)  # nobody has set it
+        word = re.sub(r"\$\{\w+:-(\w*)\}", r"\1", word)  # nobody has set it
         words = {
+            "/var/lib/jitney/files": str(self.directory / "files"),
             "0.0.0.0": "127.0.0.1",
             "8000": str(self.api_port),
             "redis-server": str(find_server()),
@@ -278,7 +320,8 @@ class Here:
 
     def command(self, words: list[str]) -> list[str]:
         first, *rest = (self.word(word) for word in words)
-        programs = {"jitney": [str(Path(sys.executable).with_name("jitney"))], "python": [sys.executable]}
+        programs = {name: [str(Path(sys.executable).with_name(name))] for name in ("jitney", "celery")}
+        programs["python"] = [sys.executable]
         if first == "redis-cli":
             rest = ["-p", str(self.redis_port), *rest]
         return [*programs.get(first, [first]), *rest]
@@ -411,3 +454,42 @@ def test_the_services_start_stream_an_answer_and_stop(compose: dict[str, Any], h
         assert api.stop() == 0, api.words
         assert redis.stop() == 0, redis.words
         assert not is_healthy(services["redis"], here)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_bridges_take_rq_jobs_and_celery_tasks_are_healthy_meanwhile_and_stop(
+    compose: dict[str, Any], here: Here
+) -> None:
+    services = compose["services"]
+    with ExitStack() as stack:
+
+        def start(name: str) -> Running:
+            return stack.enter_context(Running(name, services[name], here))
+
+        redis = start("redis")
+        redis.until_healthy()
+        bridges = [start("rq-worker"), start("celery")]
+        for bridge in bridges:
+            bridge.until_healthy()
+        assert not is_healthy(services["worker"], here), "they need no worker to be well: jobs wait for one"
+        worker = start("worker")
+        worker.until_healthy()
+
+        url, options = f"redis://127.0.0.1:{here.redis_port}/0", {"max_tokens": 8, "ignore_eos": True}
+        job = Queue("jitney", connection=Redis.from_url(url), serializer=JSONSerializer).enqueue(
+            "jitney.rq.generate", args=([1, 2, 3],), kwargs=options
+        )
+        app = Celery("shop", broker=url, backend=url, set_as_current=False)
+        app.conf.task_default_queue = "jitney"
+        answer = app.send_task("jitney.generate", [[1, 2, 3]], options).get(timeout=LIVENESS_S)
+        assert answer["usage"]["completion_tokens"] == 8
+        deadline = time.monotonic() + LIVENESS_S
+        while job.get_status() != "finished":
+            assert time.monotonic() < deadline, f"{job.get_status()}: {bridges[0].words}"
+
+        for bridge in bridges:
+            assert bridge.stop() == 0, bridge.words
+            assert not is_healthy(services[bridge.name], here), f"{bridge.name} is said to be well, and gone"
+        assert worker.stop() == 0, worker.words
+        assert redis.stop() == 0, redis.words

@@ -241,6 +241,7 @@ def request(
     choice: int = 0,
     num_prompt_logprobs: int | None = None,
     pooling: Pooling | None = None,
+    band: int = 0,
 ) -> SequenceRequest:
     """A request called `name`; a whole number as prompt means that many tokens peculiar to the name."""
     if isinstance(prompt, int):
@@ -259,7 +260,7 @@ def request(
             num_prompt_logprobs=num_prompt_logprobs,
             pooling=pooling,
         ),
-        order_key=(0, virtual_time, 0, arrival),
+        order_key=(band, virtual_time, 0, arrival),
         output_ids=tuple(output),
         cache_salt=salt,
         group=group,

@@ -39,6 +39,7 @@ def engine_settings(draw: st.DrawFn) -> EngineSettings:
         long_prefill_token_threshold=draw(st.sampled_from([0, 1, 3, 8])),
         enable_prefix_caching=draw(st.booleans()),
         admission_reserve=draw(st.sampled_from([0.0, 0.0, 0.15, 0.9])),
+        bulk_prefill_share=draw(st.sampled_from([0.25, 1.0, 0.01])),
         policy=draw(st.sampled_from(["continuous", "continuous", "static"])),
         check=True,
     )
@@ -61,6 +62,7 @@ def visitors(draw: st.DrawFn) -> list[Visitor]:
             n=draw(st.sampled_from([1, 1, 2, 4])),
             arrival=draw(st.integers(0, 5)),
             virtual_time=draw(st.sampled_from([0.0, 1.5])),
+            band=draw(st.sampled_from([2, 0, 2, 1])),
             salt=draw(st.sampled_from(["", "", "other"])),
             stop_ids=draw(st.sampled_from([(), (EOS, 5, 6, 7, 8, 9)])),
             min_tokens=draw(st.sampled_from([0, 0, 1, 9])),

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import MutableMapping
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from tests.engine.scripted_model import solo
 
+from jitney.tracing import Traces
 from jitney_worker.crew import crew_of
 from jitney_worker.engine.protocol import ModelOutput, ModelRunner, SchedulerOutput
 from jitney_worker.engine.sequence import SequenceId, SequenceParams, SequenceRequest
 from jitney_worker.engine.settings import EngineSettings
 from jitney_worker.runtime.choice import named
 from jitney_worker.runtime.worker import Crew, Worker
-from jitney_worker.settings import WorkerSettings
+from jitney_worker.settings import WorkerSettings, load_settings
 from jitney_worker.text.tokenizer import Tokenizer
 
 LIVENESS_S = 30.0
@@ -143,6 +144,30 @@ def crew(settings: WorkerSettings, tokenizer: Tokenizer, runner: ModelRunner, en
         record=settings.worker.record,
         record_max_bytes=settings.worker.record_max_bytes,
     )
+
+
+@contextlib.asynccontextmanager
+async def working(
+    redis_url: str,
+    queue: str,
+    tokenizer: Tokenizer,
+    runner: ModelRunner,
+    *,
+    traces: Traces | None = None,
+    **engine: Any,
+) -> AsyncIterator[Worker]:
+    """A worker that shows its metrics, writes after every step, and never learns of a lost job by its lease."""
+    section = {"publish_interval_s": 0.0, "snapshot_every_s": 0.05, "metrics_port": 0, "claim_ahead": 0}
+    settings = load_settings(redis_url=redis_url, queue=queue, lease={"duration_s": 3_600}, worker=section)
+    worker, ready = Worker(settings, crew(settings, tokenizer, runner, engine), traces), asyncio.Event()
+    run = asyncio.create_task(worker.run(ready.set))
+    await asyncio.wait_for(ready.wait(), LIVENESS_S)
+    try:
+        yield worker
+    finally:
+        worker.drain()
+        exit_code = await asyncio.wait_for(run, LIVENESS_S)
+    assert exit_code == 0
 
 
 def expected(prompt: list[int], max_tokens: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import re
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -11,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis as blocking_redis
+import rq
 import uvicorn
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from rq.job import JobStatus, Retry
+from rq.serializers import JSONSerializer
 from tests.api.api_wire import ask
 from tests.contract.contract_servers import SERVERS, binary_of
 from tests.engine.scripted_model import HashModel
@@ -20,23 +25,46 @@ from tests.runtime.harness import LIVENESS_S, StartWorker, Turnstile, expected
 
 from jitney import AsyncClient
 from jitney.apikeys import add_key, list_keys, make_key, revoke_key
+from jitney.cards import QueueCard, write_card
+from jitney.celery.settling import Settlement
 from jitney.connection import Redis, connect
 from jitney.doctor import examine
 from jitney.embedded import EmbeddedServer
 from jitney.keys import API_KEYS, QUEUES
 from jitney.queue import Queue
 from jitney.scripts import NAMES, assemble
+from jitney.upkeeping import keep_up
+from jitney_api.batches.catalog import Catalog
+from jitney_api.batches.files import DirectoryStore
+from jitney_api.batches.ledger import Chunk, Ledger, Order
+from jitney_api.batches.queueing import BatchQueue
+from jitney_api.batches.records import FileRecord, LineError, new_file_id
+from jitney_api.batches.settings import BatchSettings
+from jitney_api.batches.sweeping import sweep
 from jitney_api.connections import server_config
 from jitney_api.settings import ApiSettings
 
 ACL_FILE = Path(__file__).parents[2] / "ops" / "redis" / "users.acl"
-ROLES = ("client", "api", "worker", "operator")
+ROLES = ("client", "api", "worker", "bulk", "operator")
+DELIVERING = ("hook_add", "hook_claim", "hook_settle")
 SCRIPTS = {
     "client": ("enqueue", "cancel"),
-    "api": ("enqueue", "cancel"),
-    "worker": ("claim", "adopt", "renew", "append", "finish", "release", "retry", "janitor", "repair", "fold"),
+    "api": ("enqueue", "cancel", *DELIVERING),
+    "worker": (
+        "claim",
+        "adopt",
+        "renew",
+        "append",
+        "finish",
+        "release",
+        "retry",
+        "janitor",
+        "repair",
+        "fold",
+        *DELIVERING,
+    ),
 }
-"""requeue and drop are an operator's."""
+"""The others are an operator's."""
 
 
 class GuardedServer(EmbeddedServer):
@@ -118,7 +146,12 @@ def test_a_role_has_every_command_of_its_scripts(role: str) -> None:
 
 
 def test_every_script_is_somebodys() -> None:
-    assert set(NAMES) == {name for names in SCRIPTS.values() for name in names} | {"requeue", "drop"}
+    assert set(NAMES) == {name for names in SCRIPTS.values() for name in names} | {
+        "requeue",
+        "drop",
+        "hook_retry",
+        "hook_drop",
+    }
 
 
 async def test_as_shipped_the_file_lets_nobody_in(tmp_path: Path) -> None:
@@ -184,12 +217,23 @@ async def test_client_and_worker_do_all_their_work(
 
 
 async def test_the_api_does_all_its_work(
-    server: GuardedServer, start_worker: StartWorker, queue_name: str, roles: dict[str, Redis], refusals: Any
+    server: GuardedServer,
+    start_worker: StartWorker,
+    queue_name: str,
+    roles: dict[str, Redis],
+    refusals: Any,
+    tmp_path: Path,
 ) -> None:
-    secret, key = make_key("tester", tenant="acme", scopes=["generate", "read", "admin"])
+    secret, key = make_key("tester", tenant="acme", scopes=["generate", "read", "admin", "metrics"])
     await add_key(roles["operator"], key)
     config = server_config(
-        ApiSettings(redis_url=server.url_of("api"), port=0, access="keys", disconnect_grace_s=0.01),
+        ApiSettings(
+            redis_url=server.url_of("api"),
+            port=0,
+            access="keys",
+            disconnect_grace_s=0.01,
+            batch=BatchSettings(files=str(tmp_path)),
+        ),
         log_level="critical",
     )
     serving = uvicorn.Server(config)
@@ -222,6 +266,9 @@ async def tour(port: int, secret: str, start_worker: StartWorker, queue_name: st
             answer = await ask(port, "GET", path, **sends)
             assert answer.status == 200, path
             await answer.close()
+        scraped = await ask(port, "GET", "/metrics", **sends)
+        assert b"\njitney_redis_up 1.0\n" in await scraped.body()
+        await scraped.close()
         for fields in ({}, {"stream": True}):
             answer = await ask(port, "POST", "/v1/completions", {**body, **fields}, **sends)
             assert answer.status == 200
@@ -237,6 +284,82 @@ async def tour(port: int, secret: str, start_worker: StartWorker, queue_name: st
             assert answer.status == 200
             await answer.body()
             await answer.close()
+        await tour_of_batches(port, sends)
+
+
+async def tour_of_batches(port: int, sends: dict[str, str]) -> None:
+    form = (
+        b'--XX\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        b'--XX\r\ncontent-disposition: form-data; name="file"; filename="x"\r\n\r\n{}\r\n--XX--\r\n'
+    )
+
+    async def asked(method: str, path: str, body: Any = None, **headers: str) -> Any:
+        answer = await ask(port, method, path, body, **sends, **headers)
+        assert answer.status == 200, (method, path)
+        found = await answer.body()
+        await answer.close()
+        return found if path.endswith("/content") else json.loads(found)
+
+    sent = await asked("POST", "/v1/files", form, content_type="multipart/form-data; boundary=XX")
+    file = f"/v1/files/{sent['id']}"
+    assert await asked("GET", f"{file}/content") == b"{}"
+    await asked("GET", file)
+    order = {"input_file_id": sent["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    for _ in range(2):
+        batch = await asked("POST", "/v1/batches", order, idempotency_key="k")
+    here = f"/v1/batches/{batch['id']}"
+    for method, path in (("GET", here), ("POST", f"{here}/cancel")):
+        assert (await asked(method, path))["id"] == batch["id"]
+    for root in ("/v1/files", "/v1/batches"):
+        for order_by in ("desc", "asc") if root == "/v1/files" else ("desc",):
+            order_words = f"&order={order_by}" if root == "/v1/files" else ""
+            found = await asked("GET", f"{root}?limit=1{order_words}")
+            await asked("GET", f"{root}?after={found['last_id']}{order_words}")
+    spare = await asked("POST", "/v1/files", form, content_type="multipart/form-data; boundary=XX")
+    await asked("DELETE", f"/v1/files/{spare['id']}")
+
+
+async def test_an_rq_worker_and_the_upkeep_of_batches_do_all_their_work(
+    server: GuardedServer, roles: dict[str, Redis], refusals: Any, tmp_path: Path
+) -> None:
+    """As `jitney-bulk`: a batch from begin to end, its RQ job from the queue to its result, and a sweep over all."""
+    bulk = roles["bulk"]
+    ledger, catalog = Ledger(bulk), Catalog(bulk)
+    file, output = (FileRecord(new_file_id(), "acme", "x", purpose, 1) for purpose in ("batch", "batch_output"))
+    await catalog.expect(file.id)
+    await catalog.keep(file, 3_600)
+    batch = await ledger.create(Order("acme", "/v1/completions", file.id))
+    held = await ledger.begin(batch.id)
+    await ledger.accept(held, total=1, model="m")
+    await ledger.commit(held, [Chunk("c", "output", [1], completed=1)])
+    await ledger.progress(batch.id)
+    await ledger.cancel(batch.id)
+    queue = BatchQueue(server.url_of("bulk"))
+    await sweep(bulk, DirectoryStore(tmp_path), queue, keep_s=3_600)
+    serve_rq(server.url_of("bulk"))
+    await sweep(bulk, DirectoryStore(tmp_path), queue, keep_s=3_600)
+    await ledger.finalize(held)
+    await ledger.end(held, "cancelled", output=output, error=None)
+    other = await ledger.create(Order("acme", "/v1/completions", file.id))
+    await ledger.refuse(await ledger.begin(other.id), [LineError("x", "y")])
+    await ledger.forget(other.id)
+    await catalog.drop(output.id)
+    await sweep(bulk, DirectoryStore(tmp_path), queue, keep_s=3_600)
+    await asyncio.to_thread(queue.close)
+    assert await refusals() == []
+
+
+def serve_rq(url: str) -> None:
+    """What an RQ worker asks of Redis: jobs that succeed, fail, and are retried; its registries; its own channel."""
+    with blocking_redis.Redis.from_url(url) as connection:
+        queue = rq.Queue("jitney", connection=connection, serializer=JSONSerializer)
+        queue.empty()
+        good = queue.enqueue("builtins.len", [1, 2], result_ttl=60, meta={"a": 1})
+        bad = queue.enqueue("builtins.int", "x", retry=Retry(max=1), failure_ttl=60)
+        rq.SimpleWorker([queue], connection=connection, serializer=JSONSerializer).work(burst=True)
+        assert good.return_value() == 2
+        assert bad.get_status() is JobStatus.FAILED
+        bad.delete()
 
 
 async def test_the_operator_has_keys_dead_letters_and_the_doctor(
@@ -275,7 +398,23 @@ NOBODYS = [
     "PSUBSCRIBE *",
     "PUBLISH other x",
 ]
-WORKING_ROLES = ("client", "api", "worker")
+WORKING_ROLES = ("client", "api", "worker", "bulk")
+
+
+async def test_the_janitor_does_its_work_as_operator_and_a_celery_worker_as_client(
+    server: GuardedServer, roles: dict[str, Redis], queue_name: str, refusals: Any
+) -> None:
+    await write_card(roles["operator"], queue_name, QueueCard(model="m", max_model_len=8, vocab_size=8))
+    async with AsyncClient(server.url_of("client"), queue=queue_name) as client:
+        await client.enqueue("late", timeout_s=0.001)
+        settlement = Settlement(roles["client"], "a-task")
+        assert not await settlement.is_over(redelivered=True)
+        assert await settlement.claim()
+        await settlement.done()
+        assert not await settlement.is_over(redelivered=False)
+    async with AsyncClient(server.url_of("operator")) as operator:
+        assert (await keep_up(operator, []))["queues"]["queues"] > 0
+    assert await refusals() == []
 
 
 @pytest.mark.parametrize("command", NOBODYS)
@@ -294,7 +433,9 @@ async def test_nor_is_it_the_operators(roles: dict[str, Redis], command: str) ->
 @pytest.mark.parametrize(
     ("role", "command"),
     [
-        *((role, f"HGETALL {API_KEYS}") for role in ("client", "worker")),
+        *((role, f"HGETALL {API_KEYS}") for role in ("client", "worker", "bulk")),
+        *((role, "HGETALL jitney:{batches}:batch:x") for role in ("client", "worker")),
+        *((role, "HGETALL rq:job:x") for role in ("client", "api", "worker")),
         *((role, f"HSET {API_KEYS} x y") for role in WORKING_ROLES),
         *((role, f"HDEL {API_KEYS} x") for role in WORKING_ROLES),
         *((role, f"HSET {QUEUES} x y") for role in ("client", "api")),

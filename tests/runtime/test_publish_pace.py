@@ -24,10 +24,12 @@ from jitney_worker.runtime.bridge import Add, Bridge, StepReport
 from jitney_worker.runtime.choice import Choice
 from jitney_worker.runtime.engine_thread import EngineThread
 from jitney_worker.runtime.heartbeat import Leases
+from jitney_worker.runtime.meters import Meters
 from jitney_worker.runtime.pace import Backlog, Pace
 from jitney_worker.runtime.reports import Reports
 from jitney_worker.runtime.roster import Roster
 from jitney_worker.runtime.running import RunningJob
+from jitney_worker.runtime.server_time import ServerTime
 from jitney_worker.text.rules import StopRules
 from jitney_worker.text.spelling import Speller
 from jitney_worker.text.tokenizer import Tokenizer
@@ -128,7 +130,8 @@ def test_the_first_words_of_a_suspect_make_room_though_nothing_else_has_changed(
     aboard = Aboard(Leases(), Bridge(8), StopRules(tokenizer), lambda fence, job: None)
     roster = Roster(worker_id="w", queue="q", model="m", fingerprint="f", features={})
     calls: list[str] = []
-    reports = Reports(aboard, roster, capacity, lambda: calls.append("room"))
+    meters = Meters(ServerTime(), looks_up_prefixes=True)
+    reports = Reports(aboard, roster, meters, capacity, lambda: calls.append("room"))
     suspect = running("a", Speller(tokenizer))
     suspect.delivery, suspect.is_started = replace(suspect.delivery, strikes=1, seq=1), False
     aboard.add(suspect)

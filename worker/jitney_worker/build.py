@@ -134,5 +134,6 @@ def _engine_settings(settings: WorkerSettings, runner: TorchRunner) -> EngineSet
         num_blocks=runner.num_blocks,
         enable_prefix_caching=options.enable_prefix_caching,
         long_prefill_token_threshold=options.long_prefill_token_threshold,
+        bulk_prefill_share=options.bulk_prefill_share,
         policy=options.policy,
     )

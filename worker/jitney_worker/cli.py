@@ -30,7 +30,9 @@ PolicyName = Annotated[str | None, typer.Option("--policy", help="continuous or 
 LeaseS = Annotated[float | None, typer.Option("--lease-s", help="seconds until a dead worker's jobs are taken over")]
 NumThreads = Annotated[int | None, typer.Option("--num-threads", help="CPU threads for the model")]
 Quantization = Annotated[str | None, typer.Option("--quantization", help="of the weights: none or int8")]
-MetricsPort = Annotated[int | None, typer.Option("--metrics-port", help="serve Prometheus metrics on this port")]
+MetricsPort = Annotated[
+    int | None, typer.Option("--metrics-port", help="serve Prometheus metrics on this port of 127.0.0.1")
+]
 Record = Annotated[
     Path | None, typer.Option("--record", dir_okay=False, help="write down every step, for `jitney trace`")
 ]
@@ -53,6 +55,7 @@ def settings_from_flags(
     num_threads: int | None = None,
     quantization: str | None = None,
     record: Path | None = None,
+    metrics_port: int | None = None,
     offline: bool = False,
 ) -> WorkerSettings:
     """Environment below, flags on top. Raises SettingsError by name and value."""
@@ -73,7 +76,7 @@ def settings_from_flags(
             "policy": policy,
         },
         lease={"duration_s": lease_s},
-        worker={"record": record},
+        worker={"record": record, "metrics_port": metrics_port},
     )
 
 
@@ -92,6 +95,7 @@ def worker(
     num_threads: NumThreads = None,
     quantization: Quantization = None,
     record: Record = None,
+    metrics_port: MetricsPort = None,
     offline: Offline = False,
 ) -> None:
     """Serve a model: claim jobs, run them in one continuous batch, stream their tokens."""
@@ -111,6 +115,7 @@ def worker(
         num_threads=num_threads,
         quantization=quantization,
         record=record,
+        metrics_port=metrics_port,
         offline=offline,
     )
     leave(asyncio.run(serve(settings)))
@@ -131,9 +136,11 @@ async def serve(settings: WorkerSettings) -> int:
     """Build a worker and run it until it is told to stop; its exit code."""
     from jitney.connection import connect
     from jitney.joblog import PASSING_ERRORS
+    from jitney.tracing import traces_if_wanted
     from jitney_worker.build import build_crew, register
     from jitney_worker.runtime.worker import Worker
 
+    traces = traces_if_wanted("jitney-worker")
     crew = build_crew(settings)  # nothing else runs yet: a signal here may simply end the process
     redis = connect(settings.redis_url, name="jitney-register")
     try:
@@ -144,12 +151,17 @@ async def serve(settings: WorkerSettings) -> int:
         ) from None
     finally:
         await redis.aclose()
-    worker = Worker(settings, crew)
+    worker = Worker(settings, crew, traces)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.drain)
 
     def announce() -> None:
-        print(f"ready worker={crew.worker_id} queue={crew.queue}", file=sys.stderr, flush=True)
+        where = f" metrics={worker.metrics_url}" if worker.metrics_url is not None else ""
+        print(f"ready worker={crew.worker_id} queue={crew.queue}{where}", file=sys.stderr, flush=True)
 
-    return await worker.run(announce)
+    try:
+        return await worker.run(announce)
+    finally:
+        if traces is not None:
+            await asyncio.to_thread(traces.close)

@@ -32,6 +32,7 @@ class EngineSection(BaseModel):
 
     max_num_seqs: seats; absent = 64 on a CPU, 256 on a GPU. num_kv_blocks, kv_cache_bytes: size of the KV
     cache, one or the other; absent = what the device leaves. max_model_len: absent = the model's own.
+    bulk_prefill_share: of a step's tokens, what prompts may fill when the last of them are bulk.
     """
 
     model_config = _FROZEN
@@ -44,6 +45,7 @@ class EngineSection(BaseModel):
     kv_cache_bytes: int | None = Field(None, ge=1)
     enable_prefix_caching: bool = True
     long_prefill_token_threshold: int = Field(0, ge=0)
+    bulk_prefill_share: float = Field(0.25, gt=0.0, le=1.0)
     policy: Policy = "continuous"
 
     @model_validator(mode="after")
@@ -97,6 +99,8 @@ class WorkerSection(BaseModel):
     allow_evicting_server: start also where the server throws accepted jobs away when its memory is full.
     record: a file to which every step is written, for `jitney trace` and `jitney simulate`; absent = none. It grows by
     about 25 bytes for each running sequence and step, and ends at record_max_bytes.
+    metrics_port: serve Prometheus metrics there, at metrics_host; absent = not at all, 0 = a free port. Nobody is asked
+    for a key: beyond the loopback address, whoever reaches the port reads them.
     """
 
     model_config = _FROZEN
@@ -116,6 +120,8 @@ class WorkerSection(BaseModel):
     allow_evicting_server: bool = False
     record: Path | None = None
     record_max_bytes: int = Field(RECORD_MAX_BYTES, ge=1)
+    metrics_port: int | None = Field(None, ge=0, le=65_535)
+    metrics_host: str = "127.0.0.1"
 
     @property
     def max_steps_held(self) -> int:

@@ -23,3 +23,15 @@ end
 local function ring(bell)
   if redis.call('LLEN', bell) < BELL_SIZE then redis.call('RPUSH', bell, '1') end
 end
+
+-- One worker with free seats hears the bell. Of a job that goes before bulk all hear whose seats hold bulk.
+local function ring_for(band, bell)
+  ring(bell)
+  if band ~= BANDS[#BANDS] then redis.pcall('PUBLISH', P .. ':call', band) end
+end
+
+-- What a stranger put where something of ours belongs would stop every script that looks there.
+local function clear_unless(kind, key)
+  local has = redis.call('TYPE', key).ok
+  if has ~= kind and has ~= 'none' then redis.call('DEL', key) end
+end

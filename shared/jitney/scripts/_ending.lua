@@ -36,7 +36,17 @@ local function bury(job, reason, event)
   end
 end
 
--- The one way a job ends: state, place, account, log, ledger and lifetimes in one script, the channel last.
+-- A job that asked for a webhook is announced by the script that ends it: nothing can come between the two.
+-- job.hook: which endings (by type, commas between them), what the job is to its asker, the endpoint.
+local function tell(job, event)
+  local wanted, object, url = string.match(job.hook, '^(%S+) (%S+) (%S+)$')
+  local ending = string.match(event, '^{"v":1,"type":"(%l+)"') or 'finished'
+  if not url or not string.find(',' .. wanted .. ',', ',' .. ending .. ',', 1, true) then return end
+  if ending == 'finished' and string.find(event, '"finish_reason":"length"', 1, true) then ending = 'incomplete' end
+  announce(job.id, object, ending, url)
+end
+
+-- The one way a job ends: state, place, account, log, ledger, lifetimes and announcement in one script, the channel last.
 -- `events` end with the terminal one and have the seqs after job.seq. keep_ms nil: as the job asked.
 -- dead_reason: nil, or why the job is buried; its body then stays, so that it can be queued anew. It also stays where
 -- the job asked for that (keepb), as long as its result.
@@ -70,6 +80,7 @@ local function end_job(job, reason, by, events, keep_ms, dead_reason)
   if job.idem ~= '' then redis.call('PEXPIRE', P .. ':idem:' .. job.idem, keep) end
   redis.call('ZADD', P .. ':ended', NOW, job.id)
   if job.deadline > 0 or job.qdeadline > 0 then redis.call('ZREM', P .. ':deadlines', job.id) end
+  if job.hook ~= '' then tell(job, events[#events]) end
   -- Readers find in the log what a failed PUBLISH kept from them.
   for _, event in ipairs(events) do redis.pcall('PUBLISH', log, event) end
 end
@@ -93,7 +104,7 @@ local function lose(id, band, tenant, keep_ms)
     redis.call('PEXPIRE', log, int(keep_ms))
     return 'expiring'
   end
-  local lost = {id = id, band = band, tenant = tenant, state = 'gone', fp = '', was = '', idem = ''}
+  local lost = {id = id, band = band, tenant = tenant, state = 'gone', fp = '', was = '', idem = '', hook = ''}
   for _, field in ipairs(NUMBERS) do lost[field] = 0 end
   lost.seq = seq
   -- The record said where else it was named.

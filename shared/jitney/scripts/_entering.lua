@@ -1,12 +1,13 @@
 local LONGEST_RUN_MS = 30 * 86400000
 
--- The job: ARGV[2] to ARGV[13], ARGV[18] and ARGV[19]. The bounds: ARGV[14] to ARGV[17]. 0 = none.
+-- The job: ARGV[2] to ARGV[13], ARGV[18] to ARGV[20]. The bounds: ARGV[14] to ARGV[17]. 0 = none.
 local function read_new()
   local new = {id = ARGV[2], digest = ARGV[3], body = ARGV[4], band = ARGV[5], tenant = ARGV[6]}
   new.est, new.max = num(ARGV[7]), num(ARGV[8])
   new.not_before, new.deadline = num(ARGV[9]), num(ARGV[10])
   new.timeout, new.queue_timeout, new.ttl = num(ARGV[11]), num(ARGV[12]), num(ARGV[13])
   new.max_attempts, new.keepb = num(ARGV[18]), num(ARGV[19])
+  new.hook = ARGV[20]
   new.is_later = new.not_before > NOW
   return new
 end
@@ -58,6 +59,7 @@ local function enter(new, idem)
   if new.max > 0 then add('max', int(new.max)) end
   if new.max_attempts > 0 then add('rmax', int(new.max_attempts)) end
   if new.keepb > 0 then add('keepb', 1) end
+  if new.hook ~= '' then add('hook', new.hook) end
   if deadline > 0 then add('deadline', int(deadline)) end
   if queue_deadline > 0 then add('qdeadline', int(queue_deadline)) end
   if idem ~= '' then add('idem', idem) end
@@ -67,5 +69,5 @@ local function enter(new, idem)
     if queue_deadline > 0 then first = math.min(first, queue_deadline) end
     redis.call('ZADD', P .. ':deadlines', int(first), new.id)
   end
-  if not new.is_later then ring(P .. ':bell') end
+  if not new.is_later then ring_for(new.band, P .. ':bell') end
 end

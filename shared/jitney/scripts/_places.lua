@@ -4,7 +4,7 @@
 --   running   :leases:<band>, and its fence is set
 --   returned  :leases:<band> (score = enqueue time: ahead of all live leases), or :held:<band>:<fp>
 --   done      none
-local TEXTS = {'state', 'band', 'tenant', 'eid', 'fp', 'was', 'fence', 'owner', 'reason', 'by', 'idem', 'err'}
+local TEXTS = {'state', 'band', 'tenant', 'eid', 'fp', 'was', 'fence', 'owner', 'reason', 'by', 'idem', 'err', 'hook'}
 local NUMBERS = {'est', 'pt', 'seq', 'n', 'at', 'tries', 'strikes', 'cseq', 'since', 'started',
                  'deadline', 'qdeadline', 'paid', 'max', 'ttl', 'vt', 'rmax', 'due', 'lease', 'keepb'}
 local FIELDS = {}
@@ -52,12 +52,6 @@ local function read_entry(fields)
   return id, (est >= 0 and est < 1e9) and est or 0
 end
 
--- What a stranger put where something of ours belongs would stop every script that looks there.
-local function clear_unless(kind, key)
-  local has = redis.call('TYPE', key).ok
-  if has ~= kind and has ~= 'none' then redis.call('DEL', key) end
-end
-
 local function push(job)
   local stream = P .. ':jobs:' .. job.band .. ':' .. job.tenant
   clear_unless('stream', stream)
@@ -92,13 +86,13 @@ local function hand(job)
   if not is_bound(job) then
     -- By a clock that was set back since, it was enqueued in the future: no claim would look at it till then.
     redis.call('ZADD', leases, math.min(job.at, NOW), job.id)
-    ring(P .. ':bell')
+    ring_for(job.band, P .. ':bell')
     return
   end
   redis.call('ZREM', leases, job.id)
   redis.call('ZADD', P .. ':held:' .. job.band .. ':' .. job.fp, job.at, job.id)
   redis.call('ZADD', P .. ':fps', 'NX', NOW, job.fp)
-  ring(P .. ':bell:' .. job.fp)
+  ring_for(job.band, P .. ':bell:' .. job.fp)
 end
 
 local function unplace(job)
@@ -128,7 +122,7 @@ local function make_due(limit)
       else
         push(job)
         save(job, 'state', 'waiting', 'eid', job.eid, 'since', NOW)
-        ring(P .. ':bell')
+        ring_for(job.band, P .. ':bell')
       end
     end
   end

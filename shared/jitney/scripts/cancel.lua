@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- with: base fair pace places ending
+-- with: base fair pace places outbox ending
 -- KEYS: counts, job, log. Ends the job at once, whoever holds it: the owner learns it by its fence.
 local id = ARGV[2]
 local job = load_job(id)

@@ -1,10 +1,13 @@
 #!lua flags=allow-oom
--- with: base fair pace places ending recount
--- Hand out up to `credit` jobs to `worker`. Band by band: what was handed back or lost its lease, then new
--- jobs, the least served tenant first. A fence is nonce.k, so `adopt` finds them again if the reply is lost.
-local worker, nonce, credit, fp = ARGV[2], ARGV[3], num(ARGV[4]), ARGV[5]
+-- with: base fair pace places outbox ending recount
+-- Hand out jobs to `worker`, down to each band at most as many as it has credit. Band by band: what was handed back
+-- or lost its lease, then new jobs, the least served tenant first. A fence is nonce.k, so `adopt` finds them again if the reply is lost.
+local worker, nonce, fp = ARGV[2], ARGV[3], ARGV[5]
 local lease_ms, scan, keep_ms = num(ARGV[6]), ARGV[7] == '1', num(ARGV[8])
 local max_strikes, max_tries = num(ARGV[9]), num(ARGV[10])
+-- The most urgent band has the most: its jobs may take the seats of others.
+local credits = {num(ARGV[4]), num(ARGV[11]), num(ARGV[12])}
+local credit = credits[1]
 local ROUNDS = 8
 local SLICE = 64
 local DEFAULT_OUTPUT = 128
@@ -61,6 +64,7 @@ local function take(job, owed)
     if #taken > 0 then return false end
   end
   local fence = nonce .. '.' .. (#taken + 1)
+  local was_running = job.state == 'running' and 1 or 0
   job.was = written_by(job)
   job.tries = job.tries + 1
   if job.started == 0 then job.started = NOW end
@@ -72,7 +76,7 @@ local function take(job, owed)
   local prompt_ids = redis.pcall('GET', P .. ':ids:' .. job.id)
   if type(prompt_ids) ~= 'string' then prompt_ids = false end
   taken[#taken + 1] = {job.id, job.band, job.tenant, fence, job.tries, job.strikes, job.seq, job.n, int(job.at),
-    string.format('%.17g', job.vt), job.was, int(left), body, prompt_ids}
+    string.format('%.17g', job.vt), job.was, int(left), body, prompt_ids, was_running}
   ids[#ids + 1] = job.id
   return true
 end
@@ -180,7 +184,8 @@ local function take_new(band)
 end
 
 if scan then make_due(SLICE) end
-for _, band in ipairs(BANDS) do
+for i, band in ipairs(BANDS) do
+  credit = credits[i]
   if scan then
     take_held(band)
     take_expired(band)
@@ -201,8 +206,8 @@ local function more_to_take()
 end
 
 if #taken == 0 and #gone == 0 and moved == 0 and not miscounted then
-  -- Nothing was there: rings that are left would only cause empty claims.
-  if scan and credit > 0 then redis.call('DEL', P .. ':bell', P .. ':bell:' .. fp) end
+  -- Nothing was there: rings that are left would only cause empty claims. Who may not take all bands does not know.
+  if scan and credits[#credits] > 0 then redis.call('DEL', P .. ':bell', P .. ':bell:' .. fp) end
 elseif #taken > 0 or looks <= 0 then
   -- Pass it on: one ring may stand for many jobs. Only after progress, or a wrong count would ring for ever.
   if more_to_take() and redis.call('LLEN', P .. ':bell') == 0 then ring(P .. ':bell') end

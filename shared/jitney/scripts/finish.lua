@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- with: base fair pace places ending
+-- with: base fair pace places outbox ending
 -- KEYS: counts, job, log. ARGV: prefix, id, fence, first seq, completion tokens, prompt tokens or '', reason,
 -- keep or '', dead reason or '', events (the terminal one last).
 local id, fence, first, n = ARGV[2], ARGV[3], num(ARGV[4]), num(ARGV[5])

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- with: base fair pace places ending recount
+-- with: base fair pace places outbox ending recount
 -- What no claim comes across. ARGV: prefix, slice, resume wait, policy (fail | continue), keep, fingerprint of
 -- the caller's build or ''.
 -- Returns what was done, what waits now, and 1 if there may be more to do.

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- with: base fair pace places ending recount
+-- with: base fair pace places outbox ending recount
 -- ARGV: prefix, keep, then names of this queue's keys without their prefix, as a SCAN found them. Puts what each of
 -- them speaks of back into the place its state names, or ends it. Returns name and outcome where something was done.
 -- A second call changes nothing.

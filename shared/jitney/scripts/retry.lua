@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- with: base fair pace places ending giving
+-- with: base fair pace places outbox ending giving
 -- KEYS: counts, job, log. The owner could not go on: this attempt counts, and the last one ends the job.
 local id, fence, delay_ms, keep_ms = ARGV[2], ARGV[3], num(ARGV[4]), num(ARGV[5])
 local MAX_ERROR_BYTES = 4096

@@ -58,24 +58,38 @@ class BlockManager:
         Sets `block_table` and `num_computed_tokens`. All known tokens at once: a prompt computed in chunks then
         never runs out of blocks half-way.
         """
-        shared = self._cache.match(sequence) if self._cache and reuses_cached else []
-        if fork is not None and fork.num_tokens > len(shared) * self.block_size:
-            shared = fork.sibling.block_table[: fork.num_tokens // self.block_size]
-        else:
-            fork = None
-        num_new = self.num_blocks_for(len(sequence.token_ids)) - len(shared)
-        num_revived = sum(self._ref_counts[block] == 0 for block in shared)
-        if self.num_free - num_revived - num_new < reserve:
+        shared, fork = self._shared(sequence, fork, reuses_cached)
+        if self._num_taken(sequence, shared) + reserve > self.num_free:
             return False
         for block in shared:
             self._use_again(block)
         if self._cache:
             sequence.block_serials = fork.sibling.block_serials[: len(shared)] if fork else self._cache.serials(shared)
+        num_new = self.num_blocks_for(len(sequence.token_ids)) - len(shared)
         sequence.block_table = shared + [self._take() for _ in range(num_new)]
         sequence.num_computed_tokens = len(shared) * self.block_size
         if fork is not None:
             self._copy_rest(sequence, fork)
         return True
+
+    def num_missing(
+        self, sequence: Sequence, *, reserve: int, fork: Fork | None = None, reuses_cached: bool = True
+    ) -> int:
+        """How many blocks too few are free for `admit`; 0 or less: there are enough."""
+        shared, _ = self._shared(sequence, fork, reuses_cached)
+        return self._num_taken(sequence, shared) + reserve - self.num_free
+
+    def _shared(self, sequence: Sequence, fork: Fork | None, reuses_cached: bool) -> tuple[list[int], Fork | None]:
+        """Blocks that hold its first tokens already, and the fork if they are a sibling's."""
+        cached = self._cache.match(sequence) if self._cache and reuses_cached else []
+        if fork is not None and fork.num_tokens > len(cached) * self.block_size:
+            return fork.sibling.block_table[: fork.num_tokens // self.block_size], fork
+        return cached, None
+
+    def _num_taken(self, sequence: Sequence, shared: list[int]) -> int:
+        """Free blocks that its admission would use up: new ones, and shared ones that nobody uses now."""
+        num_new = self.num_blocks_for(len(sequence.token_ids)) - len(shared)
+        return num_new + sum(self._ref_counts[block] == 0 for block in shared)
 
     def _copy_rest(self, sequence: Sequence, fork: Fork) -> None:
         """Let the sequence go on in a copy of the block in which the shared tokens end: each writes into its own.

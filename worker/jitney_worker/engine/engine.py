@@ -108,12 +108,14 @@ class LocalEngine:
     def capacity(self) -> Capacity:
         """How much room there is now."""
         scheduler = self._scheduler
+        first = scheduler.waiting.first()
         return Capacity(
             free_seats=scheduler.num_free_seats(),
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
             num_free_blocks=scheduler.blocks.num_free,
             num_blocks=scheduler.blocks.num_blocks,
+            waiting_band=None if first is None else first.band,
         )
 
     def snapshot(self) -> EngineSnapshot:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import ceil
 
 from jitney_worker.engine.protocol import SchedulerOutput
 from jitney_worker.engine.scheduler import Scheduler
+from jitney_worker.engine.sequence import BULK
 
 
 def check_laws(scheduler: Scheduler) -> None:
@@ -38,6 +40,7 @@ def check_step(scheduler: Scheduler, output: SchedulerOutput) -> None:
     assert output.num_tokens == sum(item.stop - item.start for item in output.scheduled), "tokens of the step"
     assert output.num_tokens <= scheduler.settings.max_num_batched_tokens, "token budget"
     assert len({item.sequence.id for item in output.scheduled}) == len(output.scheduled), "scheduled twice"
+    check_bands(scheduler, output)
     preempted = [scheduler.sequences[sequence_id].rank for sequence_id in output.preempted]
     assert not preempted or scheduler.running[-1].rank < min(preempted), "preempted for a later one"
     assert output.copies == scheduler.blocks.copies, "a copy is missing"
@@ -54,3 +57,22 @@ def check_step(scheduler: Scheduler, output: SchedulerOutput) -> None:
         assert item.pooling is None or item.pooling == sequence.params.pooling, sequence.id
         assert item.mask is None or item.samples, f"{sequence.id} has a mask and samples nothing"
         assert item.stop <= len(sequence.block_table) * scheduler.blocks.block_size, sequence.id
+
+
+def check_bands(scheduler: Scheduler, output: SchedulerOutput) -> None:
+    """Assert that bulk stands in nobody's way: it keeps no seat from another band, and leaves its prompts' share.
+
+    A choice whose sibling computes their prompt waits for that, and one that does not fit waits for blocks.
+    """
+    settings, first = scheduler.settings, scheduler.waiting.first()
+    if first is not None and settings.policy == "continuous" and len(scheduler.running) == settings.max_num_seqs:
+        is_expectant = any(one.request.group == first.request.group != "" for one in scheduler.running)
+        reserve = ceil(settings.admission_reserve * settings.num_blocks)
+        fits = scheduler.blocks.num_missing(first, reserve=reserve, reuses_cached=False) <= 0
+        assert first.band >= scheduler.running[-1].band or is_expectant or not fits, f"{first.id} is kept from a seat"
+    prompts = [item for item in output.scheduled if item.stop - item.start > 1 or item.stop < item.sequence.num_tokens]
+    bulk = [item for item in prompts if item.sequence.band >= BULK]
+    if bulk:
+        others = sum(item.stop - item.start for item in prompts) - sum(item.stop - item.start for item in bulk)
+        share = max(0, settings.max_bulk_prefill - others)
+        assert sum(item.stop - item.start for item in bulk) <= share + len(bulk), "prompts of bulk beyond their share"

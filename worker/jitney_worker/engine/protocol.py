@@ -167,18 +167,22 @@ class SequenceDelta:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How much room there is now. `free_seats` counts what running and waiting sequences leave over."""
+    """How much room there is now. `free_seats` counts what running and waiting sequences leave over.
+
+    waiting_band: of the first one that waits; None if nobody does.
+    """
 
     free_seats: int
     num_running: int
     num_waiting: int
     num_free_blocks: int
     num_blocks: int
+    waiting_band: int | None = None
 
     @property
-    def room(self) -> tuple[int, int]:
+    def room(self) -> tuple[int, int, int | None]:
         """What decides whether more may be taken."""
-        return self.free_seats, self.num_waiting
+        return self.free_seats, self.num_waiting, self.waiting_band
 
 
 @dataclass(frozen=True, slots=True)

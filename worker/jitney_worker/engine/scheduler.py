@@ -7,7 +7,7 @@ Iteration-level scheduling: Orca, Yu et al. 2022; preemption by recomputation: P
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from math import ceil
 from operator import attrgetter
 
@@ -24,12 +24,13 @@ from jitney_worker.engine.protocol import (
     TokenLogprobs,
 )
 from jitney_worker.engine.seats import seats_for
-from jitney_worker.engine.sequence import FinishReason, Sequence, SequenceId, SequenceRequest
+from jitney_worker.engine.sequence import BULK, FinishReason, Sequence, SequenceId, SequenceRequest
 from jitney_worker.engine.settings import EngineSettings
 from jitney_worker.engine.siblings import Fork, Siblings
 from jitney_worker.engine.waiting import WaitingQueue
 
 _rank = attrgetter("rank")
+_band = attrgetter("band")
 
 
 class Scheduler:
@@ -59,6 +60,7 @@ class Scheduler:
         self._num_arrivals = 0
         self._max_chunk = settings.long_prefill_token_threshold or settings.max_num_batched_tokens
         self._max_reserve = ceil(settings.admission_reserve * settings.num_blocks)
+        self._bulk_prefill_left = settings.max_bulk_prefill
 
     # Coming and going
 
@@ -132,9 +134,15 @@ class Scheduler:
     # Before the forward pass
 
     def schedule(self) -> SchedulerOutput:
-        """Hand out the step's token budget: running sequences first, then waiting ones if none was preempted."""
+        """Hand out the step's token budget: running sequences first, then waiting ones if none was preempted.
+
+        But before all, whoever waits for words is let on in the place of those for whom nobody does.
+        """
         output = SchedulerOutput(step=self.step + 1, scheduled=[], num_tokens=0)
+        self._bulk_prefill_left = self.settings.max_bulk_prefill
         self._seats.open_step(len(self.running), self.waiting.first())
+        if self._seats.can_be_taken:
+            self._make_way(output)
         self._continue_running(output)
         if not output.preempted:
             self._admit_waiting(output)
@@ -147,9 +155,52 @@ class Scheduler:
         output.copies = self.blocks.copies
         return output
 
+    def _make_way(self, output: SchedulerOutput) -> None:
+        """Let on those whose band goes before that of somebody who runs. The last in order give them seats and blocks.
+
+        They join before tokens are handed out, so that by their rank their prompts come before those of bulk. Who
+        gives way waits at the front of its band, and joins when a seat is free: it takes none back.
+        """
+        expectant: list[Sequence] = []
+        while self.running and (sequence := self.waiting.first()) and sequence.band < self.running[-1].band:
+            fork = self._fork(sequence)
+            if fork is not None and fork.sibling.num_computed_tokens < fork.num_tokens:
+                expectant.append(self.waiting.pop())
+            elif self._displaces(sequence, fork, output):
+                self._join(self.waiting.pop(), output.step, fork)
+            else:
+                break
+        for sequence in expectant:
+            self.waiting.push(sequence)
+
+    def _displaces(self, sequence: Sequence, fork: Fork | None, output: SchedulerOutput) -> bool:
+        """Get it a seat and blocks, from later bands if need be; nobody goes for one that would not fit."""
+        later = self.running[bisect_right(self.running, sequence.band, key=_band) :]
+        growth = sum(map(self._growth, self.running)) - sum(map(self._growth, later))
+        is_whole, reserve = self._is_whole(sequence), min(growth, self._max_reserve)
+        missing = self.blocks.num_missing(sequence, reserve=reserve, fork=fork, reuses_cached=not is_whole)
+        if missing > sum(len(one.block_table) for one in later):
+            return False
+        while not self._seats.admits(sequence, len(self.running)) or not self.blocks.admit(
+            sequence, reserve=reserve, fork=fork, reuses_cached=not is_whole
+        ):
+            if not later:
+                return False  # blocks that they share were counted once for each
+            self._preempt(later.pop(), output)
+        return True
+
+    def _preempt(self, victim: Sequence, output: SchedulerOutput) -> None:
+        """The last one in order goes back to waiting: tokens kept, blocks free."""
+        assert self.running.pop() is victim
+        self.blocks.release(victim)
+        self.waiting.push(victim)
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        output.preempted.append(victim.id)
+
     def _continue_running(self, output: SchedulerOutput) -> None:
         """In order of rank. A prompt leaves one token of the budget to each sequence behind it, so none stalls."""
-        running, block_size, max_chunk = self.running, self.blocks.block_size, self._max_chunk
+        running, block_size = self.running, self.blocks.block_size
         budget = self.settings.max_num_batched_tokens
         index = 0
         while index < len(running):
@@ -157,7 +208,7 @@ class Scheduler:
             index += 1
             start = sequence.num_computed_tokens
             num_wanted = len(sequence.token_ids) - start
-            num = min(num_wanted, max_chunk, budget - (len(running) - index)) if num_wanted > 1 else 1
+            num = 1 if num_wanted == 1 else self._chunk(sequence, num_wanted, budget - (len(running) - index))
             stop = start + num
             if stop > len(sequence.block_table) * block_size and not self._make_room(sequence, stop, output):
                 break
@@ -165,18 +216,22 @@ class Scheduler:
             budget -= num
         output.num_tokens = self.settings.max_num_batched_tokens - budget
 
+    def _chunk(self, sequence: Sequence, num_wanted: int, most: int) -> int:
+        """How much of a prompt is computed in this step. One of bulk may be left with a token, but not with none."""
+        num = min(num_wanted, self._max_chunk, most)
+        if sequence.band >= BULK:
+            num = min(num, max(1, self._bulk_prefill_left))
+        self._bulk_prefill_left -= num
+        return num
+
     def _make_room(self, sequence: Sequence, num_tokens: int, output: SchedulerOutput) -> bool:
         """Preempt from the back of the order until the sequence can grow; False if it was its own turn to go.
 
         The first in the order is never the last while others run, and alone it always fits: so it never goes.
         """
         while not self.blocks.grow(sequence, num_tokens):
-            victim = self.running.pop()
-            self.blocks.release(victim)
-            self.waiting.push(victim)
-            victim.num_preemptions += 1
-            self.num_preemptions += 1
-            output.preempted.append(victim.id)
+            victim = self.running[-1]
+            self._preempt(victim, output)
             if victim is sequence:
                 return False
         return True
@@ -194,21 +249,21 @@ class Scheduler:
             sequence = self.waiting.first()
             if sequence is None or not self._seats.admits(sequence, len(self.running) + len(expectant)):
                 break
-            is_whole = sequence.id in self._prompt_logprobs or sequence.params.pooling == "mean"
-            fork = None if is_whole else self._siblings.fork(sequence)
+            if sequence.band >= BULK and self._bulk_prefill_left <= 0:
+                break
+            fork = self._fork(sequence)
             if fork is not None and fork.sibling.num_computed_tokens < fork.num_tokens:
                 self._seats.seat(sequence)
                 expectant.append(self.waiting.pop())
                 continue
-            if not self.blocks.admit(
-                sequence, reserve=min(growth, self._max_reserve), fork=fork, reuses_cached=not is_whole
-            ):
+            reserve, is_whole = min(growth, self._max_reserve), self._is_whole(sequence)
+            if not self.blocks.admit(sequence, reserve=reserve, fork=fork, reuses_cached=not is_whole):
                 break
             self._join(self.waiting.pop(), output.step, fork)
             growth += self._growth(sequence)
             start = sequence.num_computed_tokens
             num_wanted = len(sequence.token_ids) - start
-            num = min(num_wanted, self._max_chunk, budget)
+            num = self._chunk(sequence, num_wanted, budget)
             output.scheduled.append(ScheduledSequence(sequence, start, start + num, num == num_wanted))
             budget -= num
         for sequence in expectant:
@@ -237,6 +292,13 @@ class Scheduler:
         for item in scheduled:
             if item.samples and item.sequence.id in self._structured:
                 item.mask = self._text_rules.mask(item.sequence.id)
+
+    def _is_whole(self, sequence: Sequence) -> bool:
+        """True if every token of its prompt must be computed, whoever has computed it before."""
+        return sequence.id in self._prompt_logprobs or sequence.params.pooling == "mean"
+
+    def _fork(self, sequence: Sequence) -> Fork | None:
+        return None if self._is_whole(sequence) else self._siblings.fork(sequence)
 
     def _growth(self, sequence: Sequence) -> int:
         """Blocks a sequence may still ask for. The last token is sampled and never computed, hence the one less."""

@@ -9,7 +9,12 @@ from jitney_worker.engine.settings import EngineSettings
 
 
 class Seats(Protocol):
-    """Who may sit down. `num_running` is always the number of sequences that are being computed."""
+    """Who may sit down. `num_running` is always the number of sequences that are being computed.
+
+    can_be_taken: whether somebody of a more urgent band may have the seat of another one.
+    """
+
+    can_be_taken: bool
 
     def open_step(self, num_running: int, first_waiting: Sequence | None) -> None:
         """A step begins."""
@@ -37,7 +42,9 @@ class Seats(Protocol):
 
 
 class ContinuousSeats:
-    """A seat is free as soon as its sequence has ended."""
+    """A seat is free as soon as its sequence has ended, or somebody more urgent needs it."""
+
+    can_be_taken = True
 
     def __init__(self, max_num_seqs: int) -> None:
         self._max_num_seqs = max_num_seqs
@@ -69,6 +76,8 @@ class StaticSeats:
     A batch of which nobody runs is over, unless a preempted member is next in line: if somebody else were
     waited for behind it, neither would ever start.
     """
+
+    can_be_taken = False
 
     def __init__(self, max_num_seqs: int) -> None:
         self._max_num_seqs = max_num_seqs

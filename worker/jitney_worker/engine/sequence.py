@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NewType
+from typing import Final, Literal, NewType
+
+from jitney.keys import BANDS
 
 SequenceId = NewType("SequenceId", str)
 """One choice of one claim of a job, named by whoever adds it: a job with n = 4 has four."""
@@ -12,6 +14,8 @@ FinishReason = Literal["stop", "length"]
 Pooling = Literal["last", "mean"]
 OrderKey = tuple[int, float, int, int]
 """(band, tenant's virtual time, priority, arrival): lower runs sooner, the last one is preempted first."""
+BULK: Final = BANDS.index("bulk")
+"""The band in which nobody waits for words."""
 Rank = tuple[OrderKey, int]
 """(order key, number of the sequence in this engine): no two are equal."""
 
@@ -127,6 +131,11 @@ class Sequence:
     @property
     def order_key(self) -> OrderKey:
         return self.request.order_key
+
+    @property
+    def band(self) -> int:
+        """0 is the most urgent: it takes seats and blocks from those above it."""
+        return self.request.order_key[0]
 
     @property
     def rank(self) -> Rank:

@@ -19,6 +19,8 @@ class EngineSettings:
     max_num_seqs: seats, that is, sequences computed in one step at most.
     max_num_batched_tokens: tokens computed in one step at most.
     long_prefill_token_threshold: tokens of one sequence computed in one step at most; 0 = no such limit.
+    bulk_prefill_share: share of a step's tokens that prompts may fill when the last of them are bulk. So a step that
+        somebody waits for is no longer for the backlog behind it than other steps are; prompts of others may fill it.
     admission_reserve: share of all blocks that newcomers leave to running sequences, in so far as those can
         still grow; a lone sequence always gets in.
     policy: `continuous` fills a seat as soon as it is free; `static` only when all are.
@@ -33,6 +35,7 @@ class EngineSettings:
     long_prefill_token_threshold: int = 0
     enable_prefix_caching: bool = True
     admission_reserve: float = 0.15
+    bulk_prefill_share: float = 0.25
     policy: Policy = "continuous"
     check: bool = False
 
@@ -45,6 +48,8 @@ class EngineSettings:
         self._at_least("long_prefill_token_threshold", 0)
         if not 0.0 <= self.admission_reserve < 1.0:
             raise SettingsError(f"admission_reserve={self.admission_reserve} must be at least 0 and below 1")
+        if not 0.0 < self.bulk_prefill_share <= 1.0:
+            raise SettingsError(f"bulk_prefill_share={self.bulk_prefill_share} must be above 0 and at most 1")
         if self.policy not in get_args(Policy):
             raise SettingsError(f"policy={self.policy!r} must be one of {', '.join(get_args(Policy))}")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -57,6 +62,11 @@ class EngineSettings:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise SettingsError(f"{name}={value!r} must be a whole number of at least {least}")
+
+    @property
+    def max_bulk_prefill(self) -> int:
+        """Tokens of prompts in one step, as far as prompts of bulk may fill it."""
+        return max(1, int(self.bulk_prefill_share * self.max_num_batched_tokens))
 
     @property
     def num_slots(self) -> int:
@@ -82,5 +92,6 @@ class EngineSettings:
             "num_blocks": self.num_blocks,
             "enable_prefix_caching": self.enable_prefix_caching,
             "long_prefill_token_threshold": self.long_prefill_token_threshold,
+            "bulk_prefill_share": self.bulk_prefill_share,
             "policy": self.policy,
         }

@@ -7,10 +7,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from jitney.errors import JitneyError
-from jitney.keys import Fence
-from jitney.queue import Delivery, Held, Queue
+from jitney.keys import BANDS, Band, Fence
+from jitney.logs import logger
+from jitney.queue import Credit, Delivery, Held, Queue
 from jitney.retrying import retryable
 from jitney_worker.engine.protocol import Capacity
 from jitney_worker.runtime.aboard import Aboard
@@ -19,6 +21,7 @@ from jitney_worker.runtime.bridge import Bridge, Fault, Halted, StepReport
 from jitney_worker.runtime.heartbeat import Leases
 from jitney_worker.runtime.intake import Intake
 from jitney_worker.runtime.log_writer import LogWriter
+from jitney_worker.runtime.meters import Meters
 from jitney_worker.runtime.pace import Backlog
 from jitney_worker.runtime.publisher import Publisher
 from jitney_worker.runtime.reports import DeadlinePassed, Reports
@@ -29,6 +32,7 @@ from jitney_worker.settings import WorkerSettings
 from jitney_worker.text.rules import StopRules
 
 LOOK_AGAIN_S = 0.05
+NO_CREDIT: Final = Credit.of(0)
 OVERDUE_INTERVALS = 2
 
 
@@ -43,6 +47,7 @@ class Neighbours:
     leases: Leases
     roster: Roster
     stop_rules: StopRules
+    meters: Meters
     is_stuck: Callable[[], bool]
 
 
@@ -58,7 +63,7 @@ class Board:
         self._max_num_seqs = capacity.free_seats
         self._claim_ahead = settings.worker.claim_ahead
         self._aboard = Aboard(with_.leases, with_.bridge, with_.stop_rules, self._has_left)
-        self._returns = Returns(settings, with_.queue, self._aboard)
+        self._returns = Returns(settings, with_.queue, self._aboard, with_.meters)
         self._logs = LogWriter(with_.publisher, self._aboard, self._returns)
         self._boarding = Boarding(
             with_.intake,
@@ -73,10 +78,11 @@ class Board:
         self._alarm: asyncio.TimerHandle | None = None
         self._inbox: deque[DeadlinePassed] = deque()
         self._timers: dict[Fence, asyncio.TimerHandle] = {}
+        self._log = logger(part="board", queue=with_.queue.name)
         self._news = asyncio.Event()
         self._left = asyncio.Event()
         self.room = room
-        self.reports = Reports(self._aboard, with_.roster, capacity, room.set)
+        self.reports = Reports(self._aboard, with_.roster, with_.meters, capacity, room.set)
 
     def __len__(self) -> int:
         return len(self._aboard) + len(self._boarding)
@@ -86,18 +92,26 @@ class Board:
 
     # --- coming on board ---
 
-    def credit(self) -> int:
-        """How many jobs could be taken now."""
+    def credit(self) -> Credit:
+        """How many jobs could be taken now. Bulk leaves all seats to others: the engine lets those on in its place."""
         if self._with.is_stuck():
-            return 0  # whatever came would only wait here until its lease is over, and lose an attempt by it
+            return NO_CREDIT  # whatever came would only wait here until its lease is over, and lose an attempt by it
         if self._settings.engine.policy == "static":
-            return self._max_num_seqs if len(self) == 0 else 0
+            return Credit.of(self._max_num_seqs) if len(self) == 0 else NO_CREDIT
         if self._boarding.has_suspect or any(job.is_suspect for job in self._aboard):
-            return 0  # it may end this worker: nobody should be on board then who has not said anything yet
-        capacity = self.reports.capacity
-        if capacity.num_waiting and capacity.free_seats > 0:
+            return NO_CREDIT  # it may end this worker: nobody should be on board then who has not said anything yet
+        interactive, standard, bulk = map(self._room_for, BANDS)
+        return Credit(interactive, standard, bulk)
+
+    def _room_for(self, band: Band) -> int:
+        """Seats that jobs of this band could have, those claimed ahead included: all that more urgent ones leave."""
+        capacity, rank = self.reports.capacity, BANDS.index(band)
+        waiting = capacity.waiting_band
+        if waiting is not None and waiting <= rank and capacity.free_seats > 0:
             return 0  # seats are free but blocks are not: one more would only wait here instead of there
-        num_seats = sum(job.num_seats for job in self._aboard) + len(self._boarding)
+        at_least = BANDS[: rank + 1]
+        num_seats = sum(job.num_seats for job in self._aboard if job.band in at_least)
+        num_seats += self._boarding.num_of(at_least)
         return max(0, self._max_num_seqs + self._claim_ahead - num_seats)
 
     def take(self, delivery: Delivery) -> None:
@@ -105,6 +119,12 @@ class Board:
         # A second claim of a job is the proof that the first one is over, whether we have heard of that or not.
         self.lose(held.fence for held in self._with.leases.held() if held.id == delivery.id)
         self._with.leases.take(Held(delivery.id, delivery.fence, delivery.band))
+        self._with.meters.claimed(delivery)
+        said = {"job": delivery.id, "band": delivery.band, "attempt": delivery.tries, "num_tokens": delivery.num_tokens}
+        if delivery.is_reclaimed:
+            self._log.info("job_taken_over", **said, strikes=delivery.strikes)
+        else:
+            self._log.debug("job_claimed", **said)
         self._boarding.begin(delivery)
         if delivery.time_left_ms is not None:
             self._expire_in(delivery.time_left_ms / 1_000, delivery.fence)
@@ -112,6 +132,7 @@ class Board:
     async def _admit(self, job: RunningJob) -> None:
         job.submitted_at = time.monotonic()
         self._aboard.add(job)
+        self._with.meters.boarded(job)
         if job.is_over:  # all was said in an earlier attempt; only the terminal event is missing
             await self._logs.write([job])
             return
@@ -170,6 +191,16 @@ class Board:
 
     # --- leaving ---
 
+    def cancel(self, fence: Fence) -> None:
+        """The claim is void, because the job was cancelled."""
+        job = self._aboard.get(fence)
+        self._with.meters.left(fence, "cancelled")
+        job_id = self._aboard.forget(fence)
+        if job_id is not None:
+            self._log.info("job_cancelled", job=job_id)
+        if job is not None and not job.is_held_back:
+            self._with.meters.cancel_passed_on()
+
     def lose(self, fences: Iterable[Fence]) -> None:
         """Jobs that another claim owns, or that have been ended from outside: dropped without a word."""
         self._aboard.lose(fences)
@@ -219,6 +250,7 @@ class Board:
         timer = self._timers.pop(fence, None)
         if timer is not None:
             timer.cancel()  # a deadline may be days away: one would be kept for every job of that time
+        self._with.meters.left(fence, "lost")  # unless it has left in another way before
         if job is not None and job.is_seated:
             self._claim_ahead = self._settings.worker.claim_ahead
         self._news.set()  # a suspect may have waited for this one to leave

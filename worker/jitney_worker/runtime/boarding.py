@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 
 from redis.exceptions import RedisError
@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 from jitney.calls import is_wrong_kind
 from jitney.connection import pause_s
 from jitney.errors import InvalidJob, JitneyError
-from jitney.keys import Fence
+from jitney.keys import Band, Fence
 from jitney.logs import logger
 from jitney.messages import JobSpec
 from jitney.queue import Delivery
@@ -50,6 +50,10 @@ class Boarding:
     def __len__(self) -> int:
         return len(self._tasks)
 
+    def num_of(self, bands: Collection[Band]) -> int:
+        """How many of these bands are on their way."""
+        return sum(delivery.band in bands for delivery in self._tasks.values())
+
     @property
     def has_suspect(self) -> bool:
         """True while one that may have ended its last claimer is read in: that alone may be what did it."""
@@ -67,7 +71,7 @@ class Boarding:
     def _end(self, delivery: Delivery, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("boarding_broke", job=delivery.id, error=repr(error))
+            self._log.error("boarding_broke", job=delivery.id, error=type(error).__name__)
             self._leave(delivery.fence)  # its lease runs out, and the attempt counts
         self._settled()
 

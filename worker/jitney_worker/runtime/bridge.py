@@ -41,7 +41,8 @@ Command = Add | Abort
 class StepReport:
     """What one step gave. `snapshot` is there only now and then: building it costs a little each time.
 
-    at: monotonic seconds when the report was made; it may be read much later, when Redis is slow.
+    at: monotonic seconds when the report was made; it may be read much later, when Redis is slow. boundary_at: when
+    the commands before the step were taken; began_at: when it began. num_tokens: computed in it.
     is_due: with this step, all that waits to be written is to be written.
     """
 
@@ -50,6 +51,9 @@ class StepReport:
     snapshot: EngineSnapshot | None = None
     at: float = field(default_factory=time.monotonic)
     is_due: bool = True
+    boundary_at: float = 0.0
+    began_at: float = 0.0
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

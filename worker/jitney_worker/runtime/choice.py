@@ -52,7 +52,7 @@ class Choice:
     num_logged: tokens that are in the log. The pending lists are what the next event will say; of pending_ids the
     last num_unspelled have no text in pending_text yet.
     echo: text that stands before the first token's. structure: its state when the choice comes in; the engine thread's
-    from then on.
+    from then on. gained_at: monotonic seconds of its last token here, 0 before the first.
     """
 
     request: SequenceRequest
@@ -67,6 +67,7 @@ class Choice:
     finish_is_logged: bool = False
     echo: str = ""
     structure: Structure | None = None
+    gained_at: float = 0.0
 
     @property
     def number(self) -> int:

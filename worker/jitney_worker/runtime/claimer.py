@@ -1,4 +1,8 @@
-"""Claims only what there is room for, and waits on the bell when there is nothing to claim."""
+"""Claims only what there is room for, and waits on the bell when there is nothing to claim.
+
+A worker whose seats all hold bulk has room for other jobs. It listens to no bell, for it would take rings from workers
+that are idle: it looks again when it is called, and whenever its room may have changed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import redis.exceptions
 
 from jitney.connection import Redis, connect_blocking, pause_s
 from jitney.logs import logger
-from jitney.queue import Claimed, Delivery, Queue
+from jitney.queue import Claimed, Credit, Delivery, Queue
 from jitney.tasks import end_tasks
 from jitney_worker.settings import WorkerSettings
 
@@ -21,7 +25,8 @@ class Claimer:
     """One loop: room? claim; nothing there? wait for the bell.
 
     claims: a queue over a client that never repeats a call; a claim whose reply was lost is looked up
-    with `adopt` instead. credit: how many jobs could be taken now; room: set when that may have grown.
+    with `adopt` instead. credit: how many jobs could be taken now; room: set when that may have grown, or a job
+    has come that goes before bulk.
     take: receives each delivery.
     """
 
@@ -33,7 +38,7 @@ class Claimer:
         claims: Queue,
         *,
         room: asyncio.Event,
-        credit: Callable[[], int],
+        credit: Callable[[], Credit],
         take: Callable[[Delivery], None],
     ) -> None:
         self._settings = settings
@@ -63,15 +68,15 @@ class Claimer:
         while True:
             self._room.clear()
             credit = self._credit()
-            if credit <= 0:
+            if credit.interactive <= 0:
                 await self._room.wait()
                 continue
             try:
                 # Shielded: a claim that reached Redis has given out leases, whoever stops listening.
                 self._claiming = asyncio.create_task(self._claim_and_take(credit), name="claim")
                 claimed = await asyncio.shield(self._claiming)
-                if claimed is not None and len(claimed.deliveries) < credit:
-                    await self._wait(bell, wait_s, claimed.next_due_ms)
+                if claimed is not None:
+                    await self._wait(bell, wait_s, credit, claimed)
                 failures = 0
             except (redis.exceptions.RedisError, OSError) as error:
                 failures += 1
@@ -88,7 +93,7 @@ class Claimer:
         if self._claiming is not None:
             await end_tasks([self._claiming])
 
-    async def _claim_and_take(self, credit: int) -> Claimed | None:
+    async def _claim_and_take(self, credit: Credit) -> Claimed | None:
         """What a claim gave; None after an adoption, which says nothing of what else there is to claim."""
         claimed = None
         if self._unanswered is None:
@@ -99,7 +104,7 @@ class Claimer:
             self._take(delivery)
         return claimed
 
-    async def _claim(self, credit: int) -> Claimed | None:
+    async def _claim(self, credit: Credit) -> Claimed | None:
         """None if the reply was lost."""
         self._num_claims += 1
         self._unanswered = nonce = f"{self._incarnation}.{self._num_claims}"
@@ -123,7 +128,13 @@ class Claimer:
         self._unanswered = None
         return deliveries
 
-    async def _wait(self, bell: Redis, wait_s: float, next_due_ms: int | None) -> None:
-        """Until work may have come. A ring eaten by a dying worker costs one period, never a job."""
+    async def _wait(self, bell: Redis, wait_s: float, credit: Credit, claimed: Claimed) -> None:
+        """Until work may have come that we could take. A ring eaten by a dying worker costs one period, never a job."""
+        num_taken, next_due_ms = len(claimed.deliveries), claimed.next_due_ms
+        if num_taken >= credit.interactive:
+            return  # there may be more of it
+        if num_taken >= credit.bulk:
+            await self._room.wait()
+            return
         due_s = wait_s if next_due_ms is None else min(wait_s, next_due_ms / 1_000)
         await self._queue.wait_bell(bell, self._fingerprint, max(0.01, due_s))

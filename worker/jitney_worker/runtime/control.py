@@ -1,7 +1,8 @@
-"""The worker's own channel: a cancelled job leaves the engine at the next step boundary, whatever it does there.
+"""What is said to a worker: a cancelled job leaves the engine at the next step boundary, whatever it does there, and
+one that goes before bulk is claimed at once, though bulk has all the seats.
 
-Without it a job that only waits or prefills would be computed until its first append is refused. A message
-that is missed (the channel keeps nothing) costs no more than that, or the time to the next renewal.
+Without the first a job that only waits or prefills would be computed until its first append is refused. A message
+that is missed (a channel keeps nothing) costs no more than that, or the time until the worker looks by itself.
 """
 
 from __future__ import annotations
@@ -15,24 +16,34 @@ import orjson
 import redis.exceptions
 
 from jitney.connection import Redis, pause_s
-from jitney.keys import Fence
+from jitney.keys import Fence, Keys
 from jitney.logs import logger
 
 PING_EVERY_S = 5.0
 
 
 class Control:
-    """Hears what is said to this worker. on_cancel: receives the fence of the claim that is void.
+    """Hears what is said to this worker, and to all of its queue.
 
+    on_cancel: receives the fence of the claim that is void. on_call: a job has come that goes before bulk.
     redis: a client that never repeats a call (`connect_once`): a subscription is made anew here instead.
     """
 
-    def __init__(self, redis: Redis, channel: str, on_cancel: Callable[[Fence], None]) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        keys: Keys,
+        worker_id: str,
+        *,
+        on_cancel: Callable[[Fence], None],
+        on_call: Callable[[], None],
+    ) -> None:
         self._redis = redis
-        self._channel = channel
+        self._own, self._call = keys.ctl(worker_id), keys.call
         self._on_cancel = on_cancel
+        self._on_call = on_call
         self._failures = 0
-        self._log = logger(part="control", channel=channel)
+        self._log = logger(part="control", channel=self._own)
 
     async def run(self) -> None:
         """For ever: one subscribed connection after the other."""
@@ -48,7 +59,7 @@ class Control:
         """Until the connection breaks."""
         is_pinged = False
         async with contextlib.aclosing(self._redis.pubsub()) as pubsub:
-            await pubsub.subscribe(self._channel)
+            await pubsub.subscribe(self._own, self._call)
             while True:
                 message = await pubsub.get_message(timeout=PING_EVERY_S)
                 if message is not None:
@@ -63,6 +74,8 @@ class Control:
     def _hear(self, message: dict[str, Any]) -> None:
         if message["type"] == "subscribe":
             self._failures = 0
+        elif message["type"] == "message" and message["channel"] == self._call.encode():
+            self._on_call()
         elif message["type"] == "message":
             fence = cancelled_fence(message["data"])
             if fence is not None:

@@ -39,9 +39,10 @@ class EngineThread(threading.Thread):
         self._pace = pace
         self._snapshot_every_s = snapshot_every_s
         self._snapshot_at = 0.0
+        self._boundary_at = 0.0
         self._inside: set[SequenceId] = set()
         self._silent: set[SequenceId] = set()
-        self._room = (0, 0)
+        self._room: tuple[int, int, int | None] = (0, 0, None)
 
     def run(self) -> None:
         self.clock.progressed()
@@ -52,6 +53,7 @@ class EngineThread(threading.Thread):
 
     def _serve(self) -> None:
         while not self._bridge.stopped:
+            self._boundary_at = time.monotonic()
             for command in self._bridge.take():
                 self._obey(command)
             if self._engine.has_work():
@@ -80,6 +82,7 @@ class EngineThread(threading.Thread):
 
     def _step(self) -> None:
         self._is_idle = False
+        began_at = time.monotonic()
         try:
             deltas = tuple(self._engine.step())
         except Exception as error:
@@ -91,10 +94,18 @@ class EngineThread(threading.Thread):
         if not deltas and num_computed_tokens == self.num_computed_tokens:
             self._idle_step()
             return
-        self.num_computed_tokens = num_computed_tokens
+        num_tokens, self.num_computed_tokens = num_computed_tokens - self.num_computed_tokens, num_computed_tokens
         self.clock.progressed()
         is_due = self._pace.is_due(time.monotonic(), self._bridge.num_unpublished)
-        report = StepReport(deltas, self._engine.capacity(), self._snapshot_if_due(), is_due=is_due)
+        report = StepReport(
+            deltas,
+            self._engine.capacity(),
+            self._snapshot_if_due(),
+            is_due=is_due,
+            boundary_at=self._boundary_at,
+            began_at=began_at,
+            num_tokens=num_tokens,
+        )
         is_news = self._note(report)
         self._bridge.give(report, wakes=is_news or is_due or report.snapshot is not None)
 
@@ -121,7 +132,9 @@ class EngineThread(threading.Thread):
         """Nothing to do: say so once, then sleep until something arrives."""
         if not self._is_idle:
             self._await_room()
-            self._bridge.give(StepReport((), self._engine.capacity(), self._engine.snapshot()))
+            self._bridge.give(
+                StepReport((), self._engine.capacity(), self._engine.snapshot(), boundary_at=self._boundary_at)
+            )
         self._is_idle = True
         self.clock.progressed()
         with self.clock.paused():

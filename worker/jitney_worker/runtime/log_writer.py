@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from jitney.errors import JitneyError, StreamLost
@@ -33,11 +34,25 @@ class LogWriter:
             unwritten = await self._publisher.write(writes)
             for write in writes:
                 if isinstance(write, Ending) and not unwritten.has(write.fence):
+                    self._say_ended(write)
                     self._aboard.forget(write.fence)
             self._aboard.lose(unwritten.lost)
             closed = self._jobs_of(unwritten.closed)
             self._bury(closed, StreamLost(CLOSED))
             writes = [*await self._mend(unwritten.torn), *self._next_writes(closed)]
+
+    def _say_ended(self, ending: Ending) -> None:
+        job = self._aboard.get(ending.fence)
+        if job is not None:  # otherwise it was lost while its end was written, which is said elsewhere
+            self._log.info(
+                "job_ended",
+                job=job.id,
+                outcome=ending.reason,
+                attempt=job.delivery.tries,
+                num_prompt_tokens=len(job.prompt_ids),
+                num_tokens=ending.num_tokens,
+                on_board_s=round(time.monotonic() - job.submitted_at, 3),
+            )
 
     async def bury(self, jobs: Iterable[RunningJob], error: JitneyError) -> None:
         """End them and keep them as dead letters: whoever tried again would meet the same. What they said is kept."""

@@ -6,6 +6,7 @@ A call that failed is repeated as it was: the scripts recognise it. Only the los
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,6 +17,7 @@ from jitney.connection import pause_s
 from jitney.keys import Fence
 from jitney.logs import logger
 from jitney.queue import Append, Ending, Queue, Refusal
+from jitney_worker.runtime.meters import Meters
 
 LONG_APPEND: Final = 16
 """Events of one job above which it has a call of its own: a log that gets its end back must not hold up the server."""
@@ -47,8 +49,9 @@ class Publisher:
     is_held: whether a claim is still believed good; what is no longer held is not written.
     """
 
-    def __init__(self, queue: Queue, *, is_held: Callable[[Fence], bool]) -> None:
+    def __init__(self, queue: Queue, meters: Meters, *, is_held: Callable[[Fence], bool]) -> None:
         self._queue = queue
+        self._meters = meters
         self._is_held = is_held
         self._log = logger(part="publisher", queue=queue.name)
 
@@ -69,14 +72,22 @@ class Publisher:
     async def _append(self, appends: list[Append], unwritten: Unwritten) -> None:
         failures = 0
         while appends := [append for append in appends if self._is_held(append.fence)]:
+            began = time.monotonic()
             try:
                 refusals = {refusal.id: refusal for refusal in await self._queue.append(appends)}
             except _TRANSIENT as error:
+                self._meters.call_failed("append")
                 failures = await self._pause("append_failed", type(error).__name__, failures)
                 continue
+            self._meters.called("append", time.monotonic() - began)
+            for append in appends:
+                if append.id not in refusals:
+                    self._meters.wrote(append)
             appends = [append for append in appends if append.id in refusals]
             for append in appends:
                 _sort(append.fence, refusals[append.id], unwritten)
+                if append.fence in unwritten.lost:
+                    self._meters.refused()
             appends = [append for append in appends if not unwritten.has(append.fence)]
             if appends:
                 failures = await self._pause("append_refused", refusals[appends[0].id].text, failures)
@@ -84,16 +95,22 @@ class Publisher:
     async def _finish(self, ending: Ending, unwritten: Unwritten) -> None:
         failures = 0
         while self._is_held(ending.fence):
+            began = time.monotonic()
             try:
                 outcome = await self._queue.finish(ending)
                 status = await self._queue.status(ending.id) if outcome == "seq" else None
             except _TRANSIENT as error:
+                self._meters.call_failed("finish")
                 failures = await self._pause("finish_failed", type(error).__name__, failures)
                 continue
+            self._meters.called("finish", time.monotonic() - began)
             if status is not None:
                 unwritten.torn[ending.fence] = status.seq
             elif outcome != "ok":
+                self._meters.refused()
                 unwritten.lost.add(ending.fence)
+            else:
+                self._meters.wrote(ending)
             return
 
     async def _pause(self, event: str, error: str, failures: int) -> int:

@@ -14,6 +14,7 @@ from jitney_worker.engine.sequence import SequenceId
 from jitney_worker.runtime.aboard import Aboard
 from jitney_worker.runtime.bridge import Fault, Halted, Refused, Report, StepReport
 from jitney_worker.runtime.choice import named
+from jitney_worker.runtime.meters import Meters
 from jitney_worker.runtime.roster import Roster
 from jitney_worker.runtime.running import RunningJob
 
@@ -32,9 +33,12 @@ class Reports:
     is set at each. snapshot: the batch as last reported, at `snapshot_at`; `snapshot_came` is set at each.
     """
 
-    def __init__(self, aboard: Aboard, roster: Roster, capacity: Capacity, room: Callable[[], None]) -> None:
+    def __init__(
+        self, aboard: Aboard, roster: Roster, meters: Meters, capacity: Capacity, room: Callable[[], None]
+    ) -> None:
         self._aboard = aboard
         self._roster = roster
+        self._meters = meters
         self._room = room
         self._log = logger(part="reports")
         self.capacity = capacity
@@ -49,7 +53,10 @@ class Reports:
         match report:
             case StepReport():
                 self._note(report)
-                return [job for delta in report.deltas if (job := self._gain(delta)) is not None]
+                self._meters.stepped(report)
+                gaining = [job for delta in report.deltas if (job := self._gain(delta, report.at)) is not None]
+                self._meters.after_step(report)
+                return gaining
             case Refused(sequence_id, error):
                 return self._refuse(sequence_id, error)
             case DeadlinePassed(fence):
@@ -60,6 +67,7 @@ class Reports:
             case Fault(error):
                 self.num_faults += 1
                 self.fault.set()
+                self._meters.step_failed()
                 self._log.error("step_failed", error=repr(error), num_jobs=len(self._aboard))
             case Halted(error):
                 raise error
@@ -80,7 +88,7 @@ class Reports:
         if report.is_due or before.room != self.capacity.room:
             self._room()
 
-    def _gain(self, delta: SequenceDelta) -> RunningJob | None:
+    def _gain(self, delta: SequenceDelta, at: float) -> RunningJob | None:
         name = named(delta.id)
         job = self._aboard.get(name.fence)
         if job is None or job.is_over:
@@ -88,6 +96,7 @@ class Reports:
         if job.is_suspect:
             self._room()  # with its first words it is one no more, and others may come
         next_seq, choice = job.next_seq, job.choices[name.choice]
+        self._meters.gained(job, choice, delta, at)
         try:
             job.gain(choice, delta)
         except Exception as error:
@@ -106,5 +115,5 @@ class Reports:
 
 def silence(job: RunningJob, next_seq: int, error: Exception) -> None:
     """A job whose text cannot be spelled ends alone: the same task speaks for all others."""
-    logger(part="reports").error("job_not_spelled", job=job.id, error=repr(error))
+    logger(part="reports").error("job_not_spelled", job=job.id, error=type(error).__name__)
     job.silence(JitneyError(f"the answer could not be spelled: {type(error).__name__}").wire(), next_seq)

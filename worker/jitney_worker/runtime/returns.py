@@ -14,6 +14,7 @@ from jitney.logs import logger
 from jitney.queue import Held, Queue
 from jitney.retrying import backoff_s
 from jitney_worker.runtime.aboard import Aboard
+from jitney_worker.runtime.meters import Meters
 from jitney_worker.runtime.running import RunningJob
 from jitney_worker.settings import WorkerSettings
 
@@ -23,10 +24,11 @@ _AWAY = (redis.exceptions.RedisError, OSError)
 class Returns:
     """A lease that cannot be given back now, because Redis is away, runs out by itself."""
 
-    def __init__(self, settings: WorkerSettings, queue: Queue, aboard: Aboard) -> None:
+    def __init__(self, settings: WorkerSettings, queue: Queue, aboard: Aboard, meters: Meters) -> None:
         self._limits = settings.worker
         self._queue = queue
         self._aboard = aboard
+        self._meters = meters
         self._rng = random.Random()
         self._log = logger(part="returns", queue=queue.name)
 
@@ -41,12 +43,16 @@ class Returns:
     async def release(self, helds: Iterable[Held]) -> None:
         """At once. What is not in their logs yet will be computed again, and the attempt does not count."""
         helds = list(helds)
+        if helds:
+            self._log.info("jobs_released", num_jobs=len(helds))
         for held in helds:
+            self._meters.left(held.fence, "released")
             self._aboard.forget(held.fence)
         await asyncio.gather(*map(self._release_one, helds))
 
     async def _retry(self, delays: list[tuple[RunningJob, float]], error: JitneyError) -> None:
         for job, _ in delays:
+            self._meters.left(job.fence, "retried")
             self._aboard.forget(job.fence)
         await asyncio.gather(*(self._retry_one(job, delay_s, error) for job, delay_s in delays))
 
@@ -65,6 +71,8 @@ class Returns:
                 max_tries=self._limits.max_tries,
                 error=error.wire(),
             )
+            if outcome == "dead":
+                self._meters.buried()
             event = "job_buried" if outcome == "dead" else "job_retried"
             self._log.warning(
                 event, job=job.id, attempt=job.delivery.tries, error=str(error), delay_s=round(delay_s, 3)

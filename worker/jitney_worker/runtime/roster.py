@@ -37,6 +37,10 @@ class Roster:
     def worker_id(self) -> str:
         return self._view.id
 
+    @property
+    def max_num_seqs(self) -> int:
+        return self._view.max_num_seqs
+
     def left(self, delta: SequenceDelta, num_output_tokens: int) -> None:
         """A sequence ended in this delta's step, with so many tokens in all."""
         reason = delta.error.code if delta.error is not None else str(delta.finish_reason)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jitney.call_formats import CallTerms
-from jitney.keys import Fence, JobId
+from jitney.keys import Band, Fence, JobId
 from jitney.messages import Event, JobSpec, usage_of
 from jitney.queue import Append, Delivery, Ending, pack_ids
 from jitney.vectors import pack_embedding
@@ -62,6 +62,10 @@ class RunningJob:
     @property
     def fence(self) -> Fence:
         return self.delivery.fence
+
+    @property
+    def band(self) -> Band:
+        return self.delivery.band
 
     @property
     def num_seats(self) -> int:

@@ -10,18 +10,21 @@ import redis.exceptions
 
 from jitney.cards import QueueCard
 from jitney.logs import logger
+from jitney.metrics.readings import Readings
 from jitney.queue import Queue
 from jitney.workers import list_workers, remove_worker, write_worker
 from jitney_worker.runtime.board import Board
+from jitney_worker.runtime.meters import Meters
 from jitney_worker.runtime.registration import Packs, register_queue
 from jitney_worker.runtime.roster import Roster
+from jitney_worker.runtime.server_time import ServerTime
 from jitney_worker.settings import WorkerSettings
 
 
 class View:
     """Writes the worker's hash. state: `ready`, `draining` or `stuck`, as of now.
 
-    card: of the queue that is served. tokenizer: what the card's digest names.
+    card: of the queue that is served. tokenizer: what the card's digest names. clock: asked how late it is by the way.
     """
 
     def __init__(
@@ -30,6 +33,8 @@ class View:
         queue: Queue,
         roster: Roster,
         board: Board,
+        meters: Meters,
+        clock: ServerTime,
         *,
         state: Callable[[], str],
         card: Callable[[], QueueCard],
@@ -40,6 +45,8 @@ class View:
         self._queue = queue
         self._roster = roster
         self._board = board
+        self._meters = meters
+        self._clock = clock
         self._state = state
         self._card = card
         self._tokenizer = tokenizer
@@ -54,7 +61,8 @@ class View:
             try:
                 await self._mind_epoch()
                 view = self._roster.view(self._board.reports.snapshot, self._state())
-                await write_worker(self._queue.redis, view, self._ttl_s)
+                await write_worker(self._queue.redis, view, self._ttl_s, self.readings())
+                await self._clock.ask(self._queue.redis)
                 await self._give_back_unseated()
             except (redis.exceptions.RedisError, OSError) as error:
                 self._log.warning("view_not_written", error=type(error).__name__)
@@ -62,6 +70,11 @@ class View:
                 async with asyncio.timeout(self._ttl_s / 3):
                     await came.wait()
             await asyncio.sleep(self._every_s)
+
+    def readings(self) -> Readings:
+        """The worker's metrics as of now."""
+        reports = self._board.reports
+        return self._meters.read(reports.snapshot, reports.capacity, self._roster.max_num_seqs)
 
     async def remove(self) -> None:
         await remove_worker(self._queue.redis, self._queue.name, self._roster.worker_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from jitney.keys import Fence, Keys
 from jitney.logs import logger
 from jitney.queue import Queue
 from jitney.tasks import end_tasks
+from jitney.tracing import Traces
 from jitney.workers import unix_now
 from jitney_worker.engine.protocol import Engine
 from jitney_worker.record.recorder import Recorder
@@ -30,10 +32,15 @@ from jitney_worker.runtime.engine_thread import EngineThread
 from jitney_worker.runtime.heartbeat import Heartbeat, Leases
 from jitney_worker.runtime.housekeeping import Housekeeping
 from jitney_worker.runtime.intake import Intake, ModelLimits
+from jitney_worker.runtime.meters import Meters
+from jitney_worker.runtime.metrics_port import serving_metrics
 from jitney_worker.runtime.pace import Pace
 from jitney_worker.runtime.publisher import Publisher
+from jitney_worker.runtime.rides import Ride
 from jitney_worker.runtime.roster import Roster
+from jitney_worker.runtime.server_time import ServerTime
 from jitney_worker.runtime.server_watch import ServerWatch
+from jitney_worker.runtime.spans import ride_stretch
 from jitney_worker.runtime.stall import StallWatch
 from jitney_worker.runtime.view import View
 from jitney_worker.settings import WorkerSettings
@@ -70,6 +77,11 @@ class Crew:
     worker_id: str
     recorder: Recorder | None = None
 
+    @property
+    def metric_labels(self) -> tuple[str, ...]:
+        """Values for `WORKER_LABELS`."""
+        return self.model, self.queue, self.worker_id
+
     def card(self) -> QueueCard:
         """What clients and the API must know of the queue before they write to it."""
         return QueueCard(
@@ -85,9 +97,12 @@ class Crew:
 
 
 class Worker:
-    """One worker of one queue. `run` serves until `drain`; its result is the exit code."""
+    """One worker of one queue. `run` serves until `drain`; its result is the exit code.
 
-    def __init__(self, settings: WorkerSettings, crew: Crew) -> None:
+    traces: where rides are recorded; whoever made it closes it.
+    """
+
+    def __init__(self, settings: WorkerSettings, crew: Crew, traces: Traces | None = None) -> None:
         self._settings = settings
         self._crew = crew
         self._log = logger(part="worker", worker=crew.worker_id, queue=crew.queue)
@@ -110,6 +125,14 @@ class Worker:
             fingerprint=crew.fingerprint,
             features=crew.features,
         )
+        self._clock = ServerTime()
+        self._traces = traces
+        self._meters = Meters(
+            self._clock,
+            looks_up_prefixes=bool(crew.features.get("enable_prefix_caching")),
+            on_left=None if traces is None else self._trace,
+        )
+        self.metrics_url: str | None = None
 
     def drain(self) -> None:
         """Once: claim no more, finish what fits in `drain_timeout_s`. Twice: hand everything back now."""
@@ -137,14 +160,20 @@ class Worker:
             queue = Queue(redis, self._crew.queue)
             watch = ServerWatch(redis, queue=self._crew.queue)
             await watch.admit(allow_evicting=self._settings.worker.allow_evicting_server)
+            await self._clock.ask(redis)
             view = View(
                 self._settings,
                 queue,
                 self._roster,
                 board,
+                self._meters,
+                self._clock,
                 state=self._state,
                 card=self._crew.card,
                 tokenizer=self._crew.tokenizer,
+            )
+            self.metrics_url = stack.enter_context(
+                serving_metrics(self._settings.worker, self._crew.metric_labels, view.readings)
             )
             house = Housekeeping(queue, self._crew.fingerprint, watch, self._settings)
             with self._running_threads(board):
@@ -164,9 +193,17 @@ class Worker:
             structure_pool=structure_pool,
             fingerprint=crew.fingerprint,
         )
-        publisher = Publisher(queue, is_held=self._leases.has)
+        publisher = Publisher(queue, self._meters, is_held=self._leases.has)
         neighbours = Neighbours(
-            queue, intake, publisher, self._bridge, self._leases, self._roster, crew.stop_rules, self._stall.is_stuck
+            queue,
+            intake,
+            publisher,
+            self._bridge,
+            self._leases,
+            self._roster,
+            crew.stop_rules,
+            self._meters,
+            self._stall.is_stuck,
         )
         return Board(self._settings, neighbours, crew.engine.capacity(), asyncio.Event())
 
@@ -203,6 +240,11 @@ class Worker:
             self._thread.join(0.0 if self._stall.is_stuck() else JOIN_TIMEOUT_S)
             heartbeat.join(JOIN_TIMEOUT_S)
 
+    def _trace(self, ride: Ride, how: str) -> None:
+        if self._traces is not None and ride.job is not None:
+            stretch = ride_stretch(ride, ride.job, how, self._clock.at, time.monotonic(), self._crew.model)
+            self._traces.record(stretch, "consumer", ride.job.spec.traceparent)
+
     def _state(self) -> str:
         return "stuck" if self._stall.is_stuck() else "draining" if self._draining.is_set() else "ready"
 
@@ -210,7 +252,13 @@ class Worker:
         self, board: Board, view: View, house: Housekeeping, claims: Redis, on_ready: Callable[[], None]
     ) -> int:
         claimer = self._claimer(board, claims)
-        control = Control(claims, Keys(self._crew.queue).ctl(self._crew.worker_id), lambda fence: board.lose([fence]))
+        control = Control(
+            claims,
+            Keys(self._crew.queue),
+            self._crew.worker_id,
+            on_cancel=board.cancel,
+            on_call=board.room.set,
+        )
         claiming = asyncio.create_task(claimer.run(), name="claimer")
         others: list[asyncio.Task[Any]] = [
             asyncio.create_task(board.publish(), name="publisher"),

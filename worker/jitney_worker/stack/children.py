@@ -18,20 +18,29 @@ LAST_WORDS_S = 1.0
 
 
 class Child:
-    """A command of ours in a process of its own. Ends with this process, however this one ends."""
+    """A command of ours in a process of its own. Ends with this process, however this one ends.
 
-    def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    module: what Python runs with these arguments.
+    """
+
+    def __init__(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str], *, module: str = "jitney"
+    ) -> None:
         self.name = name
-        self._arguments = [sys.executable, "-m", "jitney", *arguments]
+        self._module, self._arguments = module, tuple(arguments)
         self._environment = dict(environment)
         self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
         self._program: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
 
+    def anew(self) -> Child:
+        """Another one like this, not started yet."""
+        return Child(self.name, self._arguments, self._environment, module=self._module)
+
     async def start(self) -> None:
         self._program = await asyncio.create_subprocess_exec(
-            *self._arguments,
+            *(sys.executable, "-m", self._module, *self._arguments),
             env=self._environment,
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,

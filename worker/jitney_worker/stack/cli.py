@@ -14,12 +14,14 @@ from jitney.logs import configure
 from jitney.settings import client_settings, default_data_dir
 from jitney_worker import cli as flags
 from jitney_worker.settings import WorkerSettings
+from jitney_worker.stack.bridges import check_bridges
 from jitney_worker.stack.local import LocalStack, StackSettings, unless_stopped
 
 Host = Annotated[str, typer.Option("--host", help="address of the API")]
 Port = Annotated[int, typer.Option("--port", help="port of the API; 0 takes a free one")]
 Workers = Annotated[int, typer.Option("--workers", help="number of workers; 0 = Redis and API only", min=0, max=64)]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="where the embedded server keeps its files")]
+Bulk = Annotated[bool, typer.Option("--bulk", help="also take RQ jobs and Celery tasks, and keep up what they leave")]
 Drain = Annotated[float, typer.Option("--drain-timeout-s", help="seconds for running jobs to finish at the end", min=0)]
 
 
@@ -37,15 +39,19 @@ def up(
     lease_s: flags.LeaseS = None,
     num_threads: flags.NumThreads = None,
     quantization: flags.Quantization = None,
+    metrics_port: flags.MetricsPort = None,
     offline: flags.Offline = False,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     workers: Workers = 1,
     data_dir: DataDir = None,
     drain_timeout_s: Drain = 20.0,
+    bulk: Bulk = False,
 ) -> None:
     """Run the whole stack here: Redis (embedded unless --redis-url is given), API and workers."""
     configure("warning")
+    if bulk:
+        check_bridges()
     given = {
         "model": model,
         "queue": queue,
@@ -70,7 +76,9 @@ def up(
                 num_workers=workers,
                 data_dir=data_dir or default_data_dir(),
                 num_threads=num_threads,
+                metrics_port=metrics_port,
                 drain_timeout_s=drain_timeout_s,
+                bulk=bulk,
             )
         )
     )
@@ -104,6 +112,8 @@ async def _up(given: dict[str, Any], *, offline: bool, num_workers: int, **where
             if num_workers == 0:
                 await _register(settings, stack.redis_url)
             print(f"ready redis={stack.redis_url} api={stack.api_url} queue={queue}", file=sys.stderr, flush=True)
+            if stack.bridges:
+                print(f"ready {stack.bridges}", file=sys.stderr, flush=True)
             is_found = stack_settings.redis_url is None and stack_settings.data_dir == default_data_dir()
             print(greeting(stack.api_url, queue, None if is_found else stack.redis_url), flush=True)
             await unless_stopped(stack.keep_up(), stopping)

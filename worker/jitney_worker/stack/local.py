@@ -1,4 +1,4 @@
-"""`LocalStack`: server, API and workers up in order, down in an order that drains."""
+"""`LocalStack`: server, API, workers and bridges up in order, down in an order that drains."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from jitney.durability import Durability
 from jitney.embedded import EmbeddedServer
 from jitney.errors import ServerError
 from jitney.tasks import end_tasks
+from jitney_worker.stack.bridges import bridges
 from jitney_worker.stack.children import Child
 
 READY_TIMEOUT_S = 300.0
-MAX_WORKER_RESTARTS = 5
+MAX_RESTARTS = 5
 API_GRACE_S = 3.0
 STOP_MARGIN_S = 5.0
 """Of the drain time, what is kept for handing jobs back, the API and the server."""
@@ -29,6 +30,8 @@ class StackSettings:
     """What to start. redis_url: absent = the embedded server. worker_flags: passed to every worker.
 
     durability: strict = the embedded server flushes before it answers, as strict clients ask of it.
+    bulk: also start the bridges: `jitney rq-worker`, and Celery's worker with its beat.
+    metrics_port: of the first worker; the others take those behind it. Absent = none.
     """
 
     data_dir: Path
@@ -42,10 +45,15 @@ class StackSettings:
     drain_timeout_s: float = 20.0
     environment: dict[str, str] = field(default_factory=dict)
     durability: Durability = "default"
+    bulk: bool = False
+    metrics_port: int | None = None
 
 
 class LocalStack:
-    """The stack as one value: `async with LocalStack(settings) as stack`, then `stack.redis_url`, `stack.api_url`."""
+    """The stack as one value: `async with LocalStack(settings) as stack`, then `stack.redis_url`, `stack.api_url`.
+
+    bridges: what the bridges said when they were ready; empty without them.
+    """
 
     def __init__(self, settings: StackSettings) -> None:
         self._settings = settings
@@ -53,8 +61,10 @@ class LocalStack:
         self._lock: IO[str] | None = None
         self._api: Child | None = None
         self._workers: list[Child] = []
+        self._bridges: list[Child] = []
         self.redis_url = settings.redis_url or ""
         self.api_url = ""
+        self.bridges = ""
 
     async def __aenter__(self) -> LocalStack:
         try:
@@ -69,30 +79,34 @@ class LocalStack:
 
     async def start(self) -> None:
         """Until all serve. Cut short or failed, it leaves to `stop` what has been started."""
+        try:
+            self._settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise self._no_folder(error) from None
         if self._settings.redis_url is None:
             await self._start_server()
         await self._start_children()
 
     async def keep_up(self) -> NoReturn:
-        """A worker that ends by itself is started again: its jobs wait in Redis, and their readers too.
+        """A worker or a bridge that ends by itself is started again: its jobs wait in Redis, and their readers too.
 
-        Raises ServerError that says which child ended, and how: the API, or a worker once too often.
+        Raises ServerError that says which child ended, and how: the API, or others once too often.
         """
-        for num_restarts in range(1, MAX_WORKER_RESTARTS + 2):
+        for num_restarts in range(1, MAX_RESTARTS + 2):
             child, how = await self._one_ended()
-            if child is self._api or num_restarts > MAX_WORKER_RESTARTS:
+            if child is self._api or num_restarts > MAX_RESTARTS:
                 raise ServerError(f"{child.name} {how}, so the whole stack stops; what it said is above")
             print(f"{child.name} {how}; starting it again", file=sys.stderr, flush=True)
-            again = self._new_worker(child.name)
-            self._workers[self._workers.index(child)] = again
+            again = child.anew()
+            for children in (self._workers, self._bridges):
+                children[:] = [again if one is child else one for one in children]
             await again.start()
             await again.until_ready(READY_TIMEOUT_S)
         raise AssertionError("the last round of the loop raises")
 
     async def _one_ended(self) -> tuple[Child, str]:
         """Wait for a child that ends by itself: which, and how."""
-        children = [child for child in (self._api, *self._workers) if child is not None]
-        waits = {asyncio.create_task(child.wait()): child for child in children}
+        waits = {asyncio.create_task(child.wait()): child for child in self._children}
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             ended = done.pop()
@@ -101,18 +115,18 @@ class LocalStack:
             await end_tasks(waits)
 
     def ask_to_stop(self) -> None:
-        """API and workers drain. Asked again, the workers hand their jobs back at once."""
-        for child in (self._api, *self._workers):
-            if child is not None:
-                child.ask_to_stop()
+        """All children drain. Asked again, workers and bridges hand their jobs back at once."""
+        for child in self._children:
+            child.ask_to_stop()
 
     async def stop(self) -> None:
-        """API and workers drain together; the server goes last, when nobody writes any more."""
+        """API, workers and bridges drain together; the server goes last, when nobody writes any more."""
         self.ask_to_stop()
-        await asyncio.gather(*(worker.stop(self._settings.drain_timeout_s) for worker in self._workers))
+        draining = (*self._bridges, *self._workers)
+        await asyncio.gather(*(child.stop(self._settings.drain_timeout_s) for child in draining))
         if self._api is not None:
             await self._api.stop(API_GRACE_S)
-        self._workers, self._api = [], None
+        self._bridges, self._workers, self._api = [], [], None
         if self._server is not None:
             await asyncio.to_thread(self._server.stop)
             self._server = None
@@ -122,16 +136,22 @@ class LocalStack:
             self._lock = None
 
     @property
+    def _children(self) -> list[Child]:
+        return [child for child in (self._api, *self._workers, *self._bridges) if child is not None]
+
+    @property
     def _url_file(self) -> Path:
         return self._settings.data_dir / "redis.url"
+
+    def _no_folder(self, error: OSError) -> ServerError:
+        return ServerError(f"--data-dir {self._settings.data_dir} cannot be written: {error.strerror}")
 
     async def _start_server(self) -> None:
         data_dir = self._settings.data_dir
         try:
-            data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = (data_dir / "up.lock").open("w")
         except OSError as error:
-            raise ServerError(f"--data-dir {data_dir} cannot be written: {error.strerror}") from None
+            raise self._no_folder(error) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -150,32 +170,43 @@ class LocalStack:
 
     @property
     def _environment(self) -> dict[str, str]:
-        """Of the children. Three programs share one terminal here, so they are quiet."""
+        """Of the children. All of them share one terminal here, so they are quiet; and one folder for files."""
         drain_s = str(max(0.0, self._settings.drain_timeout_s - STOP_MARGIN_S))
         return {
             "JITNEY_LOG_LEVEL": "warning",
+            "JITNEY_BATCH__FILES": str(self._settings.data_dir / "files"),
             **os.environ,
             **self._settings.environment,
             "JITNEY_REDIS_URL": self.redis_url,
             "JITNEY_WORKER__DRAIN_TIMEOUT_S": drain_s,
             "JITNEY_API__DRAIN_TIMEOUT_S": drain_s,
+            "JITNEY_RQ__DRAIN_TIMEOUT_S": drain_s,
+            "JITNEY_CELERY__DRAIN_S": drain_s,
         }
 
-    def _new_worker(self, name: str) -> Child:
+    def _new_worker(self, number: int) -> Child:
         settings = self._settings
+        flags = settings.worker_flags
+        if settings.metrics_port is not None:
+            # 0 is a free one for each.
+            flags += ("--metrics-port", str(settings.metrics_port and settings.metrics_port + number - 1))
         cores = settings.num_threads or max(1, (os.cpu_count() or 1) // max(1, settings.num_workers))
-        return Child(name, ["worker", *settings.worker_flags, "--num-threads", str(cores)], self._environment)
+        return Child(f"worker {number}", ["worker", *flags, "--num-threads", str(cores)], self._environment)
 
     async def _start_children(self) -> None:
         settings = self._settings
         flags = ["--host", settings.host, "--port", str(settings.port)]
         self._api = Child("api", ["api", *flags], self._environment)
-        self._workers = [self._new_worker(f"worker {number + 1}") for number in range(settings.num_workers)]
-        children = [self._api, *self._workers]
+        self._workers = [self._new_worker(number) for number in range(1, settings.num_workers + 1)]
+        if settings.bulk:
+            self._bridges = bridges(settings.data_dir, self._environment)
+        children = self._children
         for child in children:
             await child.start()
         lines = await asyncio.gather(*(child.until_ready(READY_TIMEOUT_S) for child in children))
         self.api_url = _word(lines[0], "api")
+        said = lines[len(lines) - len(self._bridges) :] if self._bridges else []
+        self.bridges = " ".join(line.removeprefix("ready ") for line in said)
 
 
 def _word(line: str, name: str) -> str:

@@ -1,0 +1,1 @@
+"""An RQ application whose jobs jitney generates."""

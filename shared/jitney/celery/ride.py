@@ -1,0 +1,152 @@
+"""One task that is held: its messages, its job, and what it has said so far."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from celery.worker.state import task_ready
+
+from jitney.bridging import Partial
+from jitney.celery.outcome import STREAMING, Outcome, recording
+
+if TYPE_CHECKING:
+    from jitney.celery.pool import HeldPool
+
+
+@dataclass(frozen=True, slots=True)
+class Passenger:
+    """One message of the task, as Celery hands it to a pool: what to run at the end, and whom to tell.
+
+    room: the count of outstanding messages that was raised for it, if one was. timeout, soft_timeout: seconds.
+    """
+
+    request: Any
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    room: Any
+    callback: Callable[..., Any]
+    error_callback: Callable[..., Any]
+    accept_callback: Callable[..., Any]
+    timeout_callback: Callable[..., Any]
+    timeout: float | None = None
+    soft_timeout: float | None = None
+
+    @property
+    def hard_limit_s(self) -> float | None:
+        return self.timeout or None
+
+    @property
+    def soft_limit_s(self) -> float | None:
+        return self.soft_timeout or None
+
+    @property
+    def is_redelivered(self) -> bool:
+        return bool(self.request.delivery_info.get("redelivered"))
+
+    @property
+    def call(self) -> tuple[str, int, Any, Any]:
+        """The task's id, how often it has been tried again, and its arguments."""
+        request = self.request
+        return request.id, request.request_dict.get("retries") or 0, request.args, request.kwargs
+
+    def accept(self) -> None:
+        self.accept_callback(os.getpid(), time.monotonic())
+
+    def give_room_back(self) -> None:
+        if self.room is not None:
+            self.room.decrement_eventually()
+
+
+class Ride:
+    """passengers: the task's messages; more than one when the broker hands it out again while it is held.
+
+    Belongs to the thread that consumes messages, but for `tell`, `record` and `is_still_streaming`.
+    """
+
+    def __init__(self, pool: HeldPool, key: str, first: Passenger) -> None:
+        self.pool = pool
+        self.key = key
+        self.passengers = [first]
+        self.partial = Partial()
+        self.future: Future[None] | None = None
+        self.recording: asyncio.Future[None] | None = None
+        self.is_over = False
+        self._began_at = time.monotonic()
+        self._num_told = 0
+        self._writing = threading.Lock()  # what it says must not be written over how it ended
+
+    @property
+    def newest(self) -> Passenger:
+        """The one whose message the broker still knows: it has forgotten the delivery of the others."""
+        return self.passengers[-1]
+
+    # --- on a thread of the pool, or the event loop -------------------------------------------------------
+
+    @property
+    def has_news(self) -> bool:
+        is_read = not self.is_over and not self.newest.request.ignore_result
+        return is_read and self.partial.num_tokens != self._num_told
+
+    def tell(self, said: dict[str, Any]) -> None:
+        """Write what the job has said so far."""
+        request = self.newest.request
+        with self._writing:
+            if self.is_over:
+                return
+            request.task.backend.store_result(request.id, said, STREAMING, request=request._context)
+            self._num_told = said["num_tokens"]
+
+    def is_still_streaming(self) -> bool:
+        """Whether somebody wrote a partial text over how the task had ended."""
+        request = self.newest.request
+        return not request.ignore_result and bool(request.task.backend.get_state(request.id) == STREAMING)
+
+    def record(self, outcome: Outcome) -> Any:
+        """Run the task's own end as Celery's pools do: results, callbacks, chains, retries, signals."""
+        with self._writing:
+            self.is_over = True
+        passenger = self.newest
+        with recording(outcome):
+            has_failed, value, _ = passenger.target(*passenger.args)
+        return has_failed, value, time.monotonic() - self._began_at
+
+    # --- on the thread that consumes ----------------------------------------------------------------------
+
+    def end(self, tell_celery: Callable[[], None]) -> None:
+        """It is recorded: acknowledge it, and send its events."""
+        self.pool.forget(self)
+        for passenger in self.passengers[:-1]:
+            task_ready(passenger.request)
+        tell_celery()
+
+    def end_silently(self) -> None:
+        """Somebody else has recorded it."""
+        request = self.newest.request
+        self.end(lambda: task_ready(request))
+        request.acknowledge()
+
+    def leave(self) -> None:
+        """Hold it no longer. Its job goes on, unless somebody cancels it."""
+        with self._writing:
+            self.is_over = True
+        if self.future is not None:
+            self.future.cancel()
+        self.pool.forget(self)
+
+    def give_back(self) -> None:
+        """To the broker, for another worker, who finds the job as far as it is by then."""
+        self.leave()
+        for passenger in self.passengers:
+            task_ready(passenger.request)
+        self.newest.request.reject(requeue=True)
+
+    def terminate(self, signal: Any = None) -> None:
+        """As Celery ends what a pool runs."""
+        self.leave()

@@ -1,0 +1,178 @@
+"""Messages that come twice, workers that die or stand still, connections that drop: one run is visible."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+import pytest
+from tests.celery_bridge.celery_programs import running
+from tests.celery_bridge.conftest import Batch, got, until
+
+from jitney.connection import Redis
+from jitney.keys import JobId
+
+VISIBILITY_S = 3.0
+SHORT = {"OF_A_TEST_VISIBILITY_S": str(VISIBILITY_S)}
+
+
+@pytest.fixture(autouse=True)
+async def _clean(redis: Redis, batch: Batch) -> AsyncIterator[None]:
+    """What the worker of an earlier test had not acknowledged is no business of this one's."""
+    await redis.delete("noted", "unacked", "unacked_index", "celery")
+    yield
+    assert await batch.claim() == []
+
+
+def ask(app: Any, prompt: str = "hello") -> Any:
+    return app.send_task("jitney.generate", args=[prompt], link=app.tasks["test.note"].si(prompt))
+
+
+async def is_settled(redis: Redis) -> bool:
+    """Nothing is with a worker, nothing waits with the broker."""
+    return await redis.hlen("unacked") == 0 and await redis.llen("celery") == 0
+
+
+async def noted(redis: Redis) -> list[bytes]:
+    await until(lambda: is_settled(redis))
+    notes: list[bytes] = await redis.lrange("noted", 0, -1)
+    return notes
+
+
+async def again(redis: Redis) -> bytes:
+    """The message that a worker holds, as the broker hands it out a second time."""
+    [held] = await redis.hvals("unacked")
+    message, _, _ = orjson.loads(held)
+    message["headers"]["redelivered"] = True
+    message["properties"]["delivery_info"]["redelivered"] = True
+    return orjson.dumps(message)
+
+
+async def test_a_task_longer_than_the_visibility_timeout_is_handed_out_once(
+    app: Any, batch: Batch, redis_url: str, redis: Redis
+) -> None:
+    with running(redis_url, **SHORT) as worker:
+        result = ask(app)
+        [turn] = await batch.turns()
+        [(_, first)] = await redis.zrange("unacked_index", 0, -1, withscores=True)
+
+        async def is_long_past() -> bool:
+            [(_, dated)] = await redis.zrange("unacked_index", 0, -1, withscores=True)
+            return dated > first + 2 * VISIBILITY_S
+
+        await until(is_long_past)  # dated anew again and again, and so never out of date
+        with running(redis_url, "-n", "other@%h", **SHORT) as other:  # which looks for lost messages as it starts
+            await turn.finish("x")
+            await got(result)
+            assert await noted(redis) == [b"('hello',)"]
+            assert "received" not in other.log.replace("test.note", "")
+        assert worker.log.count("Task jitney.generate") == 2  # received, succeeded
+
+
+async def test_a_worker_that_stood_still_changes_nothing_any_more(
+    app: Any, batch: Batch, redis_url: str, redis: Redis
+) -> None:
+    with running(redis_url, "-n", "still@%h", **SHORT) as still:
+        result = ask(app)
+        [turn] = await batch.turns()
+        still.send(signal.SIGSTOP)
+        await asyncio.sleep(VISIBILITY_S + 0.5)  # the timeout itself is what is tested
+        with running(redis_url, "-n", "other@%h", **SHORT) as other:
+            await asyncio.to_thread(other.until, "jitney.generate")
+            await turn.finish("x")
+            assert (await got(result))["text"] == "x"
+            still.send(signal.SIGCONT)
+            stats = app.control.inspect(timeout=30.0, limit=2)
+            await until(lambda: [each["jitney"]["held"] for each in (stats.stats() or {}).values()] == [0, 0])
+            assert await noted(redis) == [b"('hello',)"]
+            assert (await got(app.AsyncResult(result.id)))["id"] == turn.id
+
+
+async def test_what_a_killed_worker_held_is_found_by_the_next_one(
+    app: Any, batch: Batch, redis_url: str, redis: Redis
+) -> None:
+    with running(redis_url, **SHORT) as first:
+        results = [ask(app, prompt) for prompt in ("a", "b")]
+        turns = await batch.turns(2)
+        await turns[0].start()
+        first.kill()
+        await turns[1].finish("ended while nobody looked")
+    await asyncio.sleep(VISIBILITY_S)
+    with running(redis_url, **SHORT):
+        await until(lambda: app.AsyncResult(results[1].id).ready() or app.AsyncResult(results[0].id).ready())
+        await turns[0].finish("went on")
+        texts = {(await got(result))["text"] for result in results}
+        assert texts == {"went on", "ended while nobody looked"}
+        assert sorted(await noted(redis)) == [b"('a',)", b"('b',)"]
+
+
+async def test_a_warm_shutdown_gives_back_what_has_not_ended(
+    app: Any, batch: Batch, redis_url: str, redis: Redis
+) -> None:
+    with running(redis_url) as first:
+        result = ask(app)
+        [turn] = await batch.turns()
+        await turn.start()
+        assert await asyncio.to_thread(first.end) == 0
+    assert (await redis.hlen("unacked"), await redis.llen("celery")) == (0, 1)
+    status = await batch.queue.status(JobId(turn.id))
+    assert status is not None
+    assert status.state == "running"
+    with running(redis_url):
+        await until(lambda: redis.hlen("unacked"))
+        await turn.finish("x")
+        assert (await got(result))["id"] == turn.id
+        assert await noted(redis) == [b"('hello',)"]
+
+
+async def test_a_warm_shutdown_waits_for_what_ends_in_time(
+    app: Any, batch: Batch, redis_url: str, redis: Redis
+) -> None:
+    with running(redis_url, JITNEY_CELERY__DRAIN_S="60") as worker:
+        result = app.send_task("jitney.generate", args=["hello"])
+        [turn] = await batch.turns()
+        ending = asyncio.create_task(asyncio.to_thread(worker.end))
+        await asyncio.to_thread(worker.until, "Warm shutdown")
+        await turn.finish("x")
+        assert await ending == 0
+        assert (await got(result))["text"] == "x"
+        assert await is_settled(redis)
+
+
+async def test_messages_that_come_twice(app: Any, batch: Batch, redis_url: str, redis: Redis) -> None:
+    with running(redis_url) as worker:
+        result = ask(app, "twice")
+        [turn] = await batch.turns()
+        copy = await again(redis)
+        await redis.lpush("celery", copy)
+        await asyncio.to_thread(worker.until, "received")
+        await until(lambda: worker.log.count("received") == 2)
+        await turn.finish("x")
+        await got(result)
+        assert await noted(redis) == [b"('twice',)"]
+        # And once more: its worker died between recording it and acknowledging it.
+        await redis.lpush("celery", copy)
+        await until(lambda: worker.log.count("jitney.generate[") == 4)
+        assert await noted(redis) == [b"('twice',)"]
+        # Whoever sends it again under its old id is no broker, and is served.
+        await asyncio.to_thread(lambda: app.send_task("jitney.generate", args=["twice"], task_id=result.id))
+        await until(lambda: worker.log.count("succeeded") >= 3)
+
+
+async def test_connections_that_the_broker_drops(app: Any, batch: Batch, redis_url: str, redis: Redis) -> None:
+    with running(redis_url) as worker:
+        result = ask(app)
+        [turn] = await batch.turns()
+        for kind in ("normal", "pubsub"):
+            await redis.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+        await asyncio.to_thread(worker.until, "onnection to broker lost")
+        await turn.finish("x")
+        assert (await got(result))["text"] == "x"
+        later = ask(app, "later")
+        [turn] = await batch.turns()
+        await turn.finish("y")
+        assert (await got(later))["text"] == "y"
+        assert await noted(redis) == [b"('hello',)", b"('later',)"]

@@ -1,0 +1,154 @@
+"""A worker full of bulk takes whoever is waited for, and the bulk that gave way loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from tests.engine.scripted_model import HashModel
+from tests.runtime.harness import LIVENESS_S, StartWorker, Turnstile, expected
+
+from jitney import AsyncClient, AsyncJob
+from jitney.connection import Redis
+from jitney.keys import BANDS, Band, Keys
+from jitney.queue import Credit, Queue
+from jitney_worker.engine.sequence import BULK
+
+SEATS = 4
+
+
+async def bulk_jobs(client: AsyncClient, num: int, max_tokens: int = 40) -> list[AsyncJob]:
+    return [await client.enqueue([n % 90 + 1], max_tokens=max_tokens, ignore_eos=True, band="bulk") for n in range(num)]
+
+
+async def until_full(turnstile: Turnstile, redis: Redis, queue_name: str) -> None:
+    """Let steps through until all seats are taken, and the worker hears calls; the engine stands before a step then."""
+    while len(await turnstile.until_step()) < SEATS:
+        turnstile.pass_one()
+    async with asyncio.timeout(LIVENESS_S):
+        while (await redis.pubsub_numsub(Keys(queue_name).call))[0][1] == 0:
+            pass
+
+
+async def until_aboard(job: AsyncJob) -> None:
+    async with asyncio.timeout(LIVENESS_S):
+        while (await job.status()).state != "running":
+            pass
+
+
+def test_the_engine_and_the_queue_agree_on_which_band_bulk_is() -> None:
+    assert BANDS[BULK] == "bulk"
+    assert BANDS[-1] == BANDS[BULK]
+
+
+@pytest.mark.parametrize("band", ["interactive", "standard"])
+async def test_who_comes_while_all_seats_hold_bulk_has_its_first_token_two_steps_later(
+    start_worker: StartWorker, client: AsyncClient, redis: Redis, queue_name: str, band: Band
+) -> None:
+    """By steps, not by time: the one that it came into, and the next, in which its prompt is computed."""
+    turnstile = Turnstile(HashModel())
+    backlog = await bulk_jobs(client, 3 * SEATS)
+    async with start_worker(turnstile, engine={"max_num_seqs": SEATS}):
+        await until_full(turnstile, redis, queue_name)
+        living = await client.enqueue([50, 51, 52], max_tokens=6, ignore_eos=True, band=band)
+        await until_aboard(living)
+        came_in = len(turnstile.steps)
+        turnstile.pass_one()
+        seated = await turnstile.until_step()
+        if living.id not in seated:  # claimed, but still being read in when the step began
+            turnstile.pass_one()
+            seated = await turnstile.until_step()
+        assert living.id in seated
+        assert len(turnstile.steps) <= came_in + 2
+        assert len(seated) == SEATS, "one seat of bulk, and no more"
+        turnstile.open()
+        answer = await living.result(LIVENESS_S)
+        results = await asyncio.gather(*(job.result(LIVENESS_S) for job in backlog))
+        states = [await job.status() for job in backlog]
+    assert answer.token_ids == expected([50, 51, 52], 6)
+    assert [result.token_ids for result in results] == [expected([n + 1], 40) for n in range(3 * SEATS)]
+    assert all(state.tries == 1 for state in states), "nobody who gave way was handed back, or claimed twice"
+
+
+async def test_as_many_come_as_there_are_seats_and_bulk_waits_on_board_for_them(
+    start_worker: StartWorker, client: AsyncClient, redis: Redis, queue_name: str
+) -> None:
+    turnstile = Turnstile(HashModel())
+    backlog = await bulk_jobs(client, 2 * SEATS)
+    async with start_worker(turnstile, engine={"max_num_seqs": SEATS}):
+        await until_full(turnstile, redis, queue_name)
+        living = [await client.enqueue([60 + n], max_tokens=9, ignore_eos=True) for n in range(SEATS)]
+        for job in living:
+            await until_aboard(job)
+        seated = set[str]()
+        while seated != {job.id for job in living}:
+            turnstile.pass_one()
+            seated = set(await turnstile.until_step())
+        assert len(turnstile.steps) < 30, "bulk of 40 tokens would still run"
+        turnstile.open()
+        results = await asyncio.gather(*(job.result(LIVENESS_S) for job in living))
+        late = await asyncio.gather(*(job.result(LIVENESS_S) for job in backlog))
+    assert [result.token_ids for result in results] == [expected([60 + n], 9) for n in range(SEATS)]
+    assert [result.token_ids for result in late] == [expected([n + 1], 40) for n in range(2 * SEATS)]
+    back = [step for step in turnstile.steps if backlog[0].id in step]
+    assert len(back) >= 40
+
+
+async def test_no_more_bulk_is_claimed_while_some_waits_to_come_back(
+    start_worker: StartWorker, client: AsyncClient, redis: Redis, queue_name: str
+) -> None:
+    turnstile = Turnstile(HashModel())
+    backlog = await bulk_jobs(client, 4 * SEATS)
+    async with start_worker(turnstile, engine={"max_num_seqs": SEATS}):
+        await until_full(turnstile, redis, queue_name)
+        for n in range(SEATS):
+            await until_aboard(await client.enqueue([60 + n], max_tokens=9, ignore_eos=True))
+        for _ in range(8):
+            turnstile.pass_one()
+            await turnstile.until_step()
+        held = await redis.zcard(Keys(queue_name).leases("bulk"))
+        assert held <= SEATS + 1, "the seats' own, and one at hand"
+        turnstile.open()
+        await asyncio.gather(*(job.result(LIVENESS_S) for job in backlog))
+
+
+async def test_a_full_worker_takes_no_ring_from_an_idle_one(
+    start_worker: StartWorker, client: AsyncClient, redis: Redis, queue_name: str
+) -> None:
+    turnstile, keys = Turnstile(HashModel()), Keys(queue_name)
+    backlog = await bulk_jobs(client, SEATS + 1)
+    async with start_worker(turnstile, engine={"max_num_seqs": SEATS}):
+        await until_full(turnstile, redis, queue_name)
+        for job in backlog:
+            await until_aboard(job)
+        await redis.delete(keys.bell)
+        backlog += await bulk_jobs(client, 2)
+        for _ in range(10):  # the worker looks after each of these steps
+            turnstile.pass_one()
+            await turnstile.until_step()
+        assert await redis.llen(keys.bell) == 2
+        turnstile.open()
+        await asyncio.gather(*(job.result(LIVENESS_S) for job in backlog))
+
+
+async def test_a_claim_takes_of_each_band_what_it_and_the_more_urgent_ones_have_credit_for(
+    client: AsyncClient, redis: Redis, queue_name: str, write_queue_card: Callable[..., Awaitable[object]]
+) -> None:
+    queue = Queue(redis, queue_name)
+    await write_queue_card()
+    for band in ("bulk", "standard", "interactive"):
+        for n in range(3):
+            await client.enqueue([n + 1], band=band)
+
+    async def claim(nonce: str, credit: Credit) -> list[Band]:
+        claimed = await queue.claim("w", nonce, credit=credit, fingerprint="f", lease_s=60)
+        return [delivery.band for delivery in claimed.deliveries]
+
+    assert await claim("n1", Credit(2, 2, 0)) == ["interactive"] * 2
+    assert await claim("n2", Credit(2, 2, 2)) == ["interactive", "standard"]
+    assert await claim("n3", Credit(5, 1, 0)) == ["standard"]
+    assert await claim("n4", Credit(9, 0, 0)) == []
+    assert await redis.llen(queue.keys.bell) > 0, "who may not take all bands knows nothing of what is left"
+    assert await claim("n5", Credit(9, 9, 2)) == ["standard", "bulk"]
+    assert await claim("n6", Credit.of(9)) == ["bulk", "bulk"]
