@@ -108,6 +108,32 @@ def test_the_record_splits_the_budget_and_the_blocks_of_every_step() -> None:
     assert [step.num_used_blocks for step in told.steps] == [1, 5, 5, 5, 5]
 
 
+def test_the_last_token_of_a_prompt_is_prefill_in_the_record_though_it_comes_alone() -> None:
+    told = Told(settings(max_num_seqs=4, max_num_batched_tokens=16))
+    run(told.engine, [request("s", 17, 3)])
+    split = [(step.num_prefill_tokens, step.num_decode_tokens) for step in told.steps]
+    assert split == [(16, 0), (1, 0), (0, 1), (0, 1)]
+
+
+def test_a_lost_token_that_is_computed_alone_is_prefill_in_the_record() -> None:
+    options = settings(num_blocks=4, max_num_seqs=2, long_prefill_token_threshold=1, enable_prefix_caching=False)
+    told = Told(options)
+    run(told.engine, [request("first", 16, 40, arrival=0), request("second", 16, 40, arrival=1)])
+    num_lost = sum(one.num_computed_tokens for step in told.steps for one in step.preempted)
+    assert num_lost > 16
+    assert sum(step.num_recomputed_tokens for step in told.steps) == num_lost
+    assert sum(step.num_prefill_tokens for step in told.steps) == 16 + 16 + num_lost
+    assert sum(step.num_decode_tokens for step in told.steps) == 39 + 39
+
+
+def test_free_blocks_with_content_are_told_apart_in_the_record() -> None:
+    told = Told(settings(num_blocks=10))
+    run(told.engine, [request("one", 33, 2)])
+    run(told.engine, [request("two", 3, 2)])
+    step = told.steps[-1]
+    assert (step.num_used_blocks, step.num_cached_blocks, step.num_free_blocks) == (1, 2, 7)
+
+
 def test_cached_tokens_are_in_the_record_of_who_joins() -> None:
     told = Told(settings())
     for name in ("one", "two"):

@@ -140,7 +140,7 @@ def _seat(run: RecordedRun, row: Row) -> str:
     num_tokens = row.stop - row.start
     where = f"token {row.start + 1:,}" if num_tokens == 1 else f"tokens {row.start + 1:,} to {row.stop:,}"
     again = f", {row.recomputed:,} again" if row.recomputed else ""
-    reads = row.start < run.came[row.number].num_prompt_tokens or num_tokens > 1
+    reads = num_tokens > 1 or row.recomputed or row.start < run.came[row.number].num_prompt_tokens
     what = f"{where}{again} ({'prefill' if reads else 'decode'})"
     return f"{row.seat + 1:>4}  {f'#{row.number}':<5} {what:<37} {row.gained or '-'}"
 
