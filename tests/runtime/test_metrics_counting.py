@@ -14,7 +14,7 @@ from tests.engine.scripted_model import HashModel
 from tests.runtime.harness import LIVENESS_S, StartWorker, crew
 
 from jitney import AsyncClient
-from jitney.errors import ModelError, SettingsError
+from jitney.errors import InvalidJob, SettingsError
 from jitney.keys import Fence, JobId
 from jitney.messages import JobSpec
 from jitney.metrics.readings import Histogram
@@ -135,7 +135,7 @@ def test_metrics_of_the_batch_are_those_of_its_last_report() -> None:
 
 class Broken(HashModel):
     def execute(self, scheduled: SchedulerOutput) -> ModelOutput:
-        raise ModelError("no step of this model ends")
+        raise InvalidJob("it will be so every time")
 
 
 async def test_metrics_of_a_job_that_fails_in_a_step_say_what_became_of_it(
