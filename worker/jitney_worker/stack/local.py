@@ -185,13 +185,7 @@ class LocalStack:
         }
 
     def _new_worker(self, number: int) -> Child:
-        settings = self._settings
-        flags = settings.worker_flags
-        if settings.metrics_port is not None:
-            # 0 is a free one for each.
-            flags += ("--metrics-port", str(settings.metrics_port and settings.metrics_port + number - 1))
-        cores = settings.num_threads or max(1, (os.cpu_count() or 1) // max(1, settings.num_workers))
-        return Child(f"worker {number}", ["worker", *flags, "--num-threads", str(cores)], self._environment)
+        return Child(f"worker {number}", worker_arguments(self._settings, number), self._environment)
 
     async def _start_children(self) -> None:
         settings = self._settings
@@ -207,6 +201,16 @@ class LocalStack:
         self.api_url = _word(lines[0], "api")
         said = lines[len(lines) - len(self._bridges) :] if self._bridges else []
         self.bridges = " ".join(line.removeprefix("ready ") for line in said)
+
+
+def worker_arguments(settings: StackSettings, number: int) -> list[str]:
+    """Of `jitney`, for the worker of that number, from 1."""
+    words = ["worker", *settings.worker_flags]
+    if settings.metrics_port is not None:
+        port = settings.metrics_port and settings.metrics_port + number - 1  # 0 is a free one for each
+        words += ["--metrics-port", str(port)]
+    cores = settings.num_threads or max(1, (os.cpu_count() or 1) // max(1, settings.num_workers))
+    return [*words, "--num-threads", str(cores)]
 
 
 def _word(line: str, name: str) -> str:
