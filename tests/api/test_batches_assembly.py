@@ -20,6 +20,8 @@ from jitney.cards import QueueCard, write_card
 from jitney.connection import Redis
 from jitney.embedded import EmbeddedServer
 from jitney.records import Limits
+from jitney.webhooks.announcements import BATCHES, Announcements
+from jitney.webhooks.settings import WebhookSettings
 from jitney_api.batches.assembly import Assembler
 from jitney_api.batches.catalog import Catalog
 from jitney_api.batches.files import DirectoryStore
@@ -63,13 +65,22 @@ class Office:
     async def make_of(self, custom_ids: Iterable[str], **options: Any) -> Batch:
         return await self.make(b"".join(completion(one, self.queue_name) for one in custom_ids), **options)
 
-    def assembler(self, *, shown: list[Batch] | None = None, window: int = 16) -> Assembler:
+    def assembler(
+        self, *, shown: list[Batch] | None = None, window: int = 16, webhooks: WebhookSettings | None = None
+    ) -> Assembler:
         async def show(batch: Batch) -> None:
             if shown is not None:
                 shown.append(batch)
 
         tokenizers = Tokenizers(self.client.redis, max_loaded=1, num_threads=1)
-        return Assembler(self.client, self.store, BatchSettings(window=window), tokenizers=tokenizers, show=show)
+        return Assembler(
+            self.client,
+            self.store,
+            BatchSettings(window=window),
+            tokenizers=tokenizers,
+            webhooks=webhooks or WebhookSettings(),
+            show=show,
+        )
 
     async def assemble(self, batch: Batch, **options: Any) -> Batch:
         return await asyncio.wait_for(self.assembler(**options).assemble(batch.id), PATIENCE_S)
@@ -119,6 +130,25 @@ async def test_a_batch_is_answered_line_by_line_and_its_counts_grow(office: Offi
     assert (error["custom_id"], error["response"]["status_code"]) == ("line 7", 400)
     assert await office.store.names(batch.id) == []
     assert await office.assemble(batch) == ended  # nothing is left to do
+
+
+@pytest.mark.parametrize("lines", [True, False])
+async def test_its_end_is_announced_also_by_who_finds_it_ended(
+    office: Office, worker: ScriptedWorker, redis: Redis, lines: bool
+) -> None:
+    """An assembler may die between the end of its batch and the announcement."""
+    there = WebhookSettings(
+        allowed_hosts=("hooks.example.com",), secret="whsec_" + "A" * 44, url="https://hooks.example.com/"
+    )
+    batch = await (office.make_of("ab") if lines else office.make(b"{}\n"))
+    outbox = Announcements(redis, BATCHES)
+    async with working(Echo(worker)):
+        ended = await office.assemble(batch)
+    assert batch.id not in {one.id for one in await outbox.kept(1_000)}  # nobody is to be told
+    await office.assemble(batch, webhooks=there)
+    (one,) = [one for one in await outbox.kept(1_000) if one.id == batch.id]
+    assert (one.object, one.ending) == ("batch", "completed" if lines else "failed") == ("batch", ended.state)
+    await outbox.drop(batch.id)
 
 
 async def test_its_jobs_are_bulk_of_its_tenant_with_its_deadline(office: Office, worker: ScriptedWorker) -> None:

@@ -10,6 +10,7 @@ from tests.faults.points import say
 
 from jitney import AsyncClient
 from jitney.logs import configure
+from jitney.webhooks.settings import WebhookSettings
 from jitney_api.batches.assembly import Assembler
 from jitney_api.batches.files import DirectoryStore
 from jitney_api.batches.records import Batch
@@ -33,7 +34,14 @@ async def assemble(asked: argparse.Namespace) -> None:
     async with AsyncClient(asked.redis_url) as client:
         tokenizers = Tokenizers(client.redis, max_loaded=1, num_threads=1)
         settings = BatchSettings(window=asked.window)
-        assembler = Assembler(client, DirectoryStore(asked.files), settings, tokenizers=tokenizers, show=show)
+        assembler = Assembler(
+            client,
+            DirectoryStore(asked.files),
+            settings,
+            tokenizers=tokenizers,
+            webhooks=WebhookSettings(),
+            show=show,
+        )
         ended = await assembler.assemble(asked.batch)
         say(f"ended {ended.state}")
 

@@ -17,9 +17,10 @@ from jitney import AsyncClient
 from jitney.connection import pause_s
 from jitney.errors import JitneyError, QueueUnavailable
 from jitney.tasks import end_tasks
+from jitney.webhooks.settings import WebhookSettings
 from jitney_api.batches.catalog import Catalog
 from jitney_api.batches.checking import find_errors
-from jitney_api.batches.endings import announce_end
+from jitney_api.batches.endings import announce_end, note_end
 from jitney_api.batches.files import FileStore
 from jitney_api.batches.ledger import Chunk, Ledger, Progress
 from jitney_api.batches.lines import Line, LineReader, in_blocks
@@ -57,6 +58,7 @@ class Assembler:
         settings: BatchSettings,
         *,
         tokenizers: Tokenizers,
+        webhooks: WebhookSettings,
         show: Show,
     ) -> None:
         self._client = client
@@ -65,6 +67,7 @@ class Assembler:
         self._catalog = Catalog(client.redis)
         self._store = store
         self._settings = settings
+        self._webhooks = webhooks
         self._show = show
 
     async def assemble(self, batch_id: str) -> Batch:
@@ -75,6 +78,7 @@ class Assembler:
         if not batch.is_ended:
             batch = await self._answer(batch)
             batch = await self._end(batch)
+        await announce_end(self._client.redis, self._webhooks, batch)
         await self._show(batch)
         return batch
 
@@ -95,7 +99,7 @@ class Assembler:
             errors = [LineError(error.code, str(error), param="input_file_id")]
         if errors:
             refused = await self._surely(batch, lambda: self._ledger.refuse(batch, errors))
-            await announce_end(refused)
+            note_end(refused)
             return refused
         model = models.pop() if len(models) == 1 else None
         return await patiently(lambda: self._ledger.accept(batch, total=num_lines, model=model))
@@ -180,7 +184,7 @@ class Assembler:
             batch,
             lambda: self._ledger.end(batch, ending_of(batch), output=output, error=error, keep_s=self._settings.keep_s),
         )
-        await announce_end(ended)
+        note_end(ended)
         with contextlib.suppress(JitneyError):  # what stays is swept
             for _, name in progress.chunks:
                 await self._store.delete(name)

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 from jitney import AsyncClient
 from jitney.logs import logger
+from jitney.webhooks.settings import WebhookSettings
 from jitney_api.batches.assembly import Assembler
 from jitney_api.batches.files import open_store
 from jitney_api.batches.records import Batch, BatchTaken, BatchUnknown
@@ -30,7 +31,7 @@ async def assemble(held: Held, batch_id: str) -> dict[str, Any] | None:
     """Entry point of `jitney.held_jobs`. The RQ job's `meta` holds the batch's counts, its result how it ended.
 
     None: there is nothing to do, because another assembler has taken the batch, or its record is gone. Raises
-    SettingsError where the place of files that the settings name cannot be used.
+    SettingsError where the settings name a place of files that cannot be used, or an endpoint that may not be called.
     """
     settings = BatchSettings.load()
 
@@ -39,7 +40,9 @@ async def assemble(held: Held, batch_id: str) -> dict[str, Any] | None:
 
     try:
         store, tokenizers = open_store(settings), _tokenizers_of(held.client)
-        assembler = Assembler(held.client, store, settings, tokenizers=tokenizers, show=show)
+        assembler = Assembler(
+            held.client, store, settings, tokenizers=tokenizers, webhooks=WebhookSettings.load(), show=show
+        )
         batch = await assembler.assemble(batch_id)
     except (BatchTaken, BatchUnknown) as error:
         logger().info("batch_left", batch=batch_id, reason=str(error))
