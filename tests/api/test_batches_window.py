@@ -20,7 +20,8 @@ from jitney_api.batches import window as window_module
 from jitney_api.batches.lines import Line, LineReader
 from jitney_api.batches.output import Outcome
 from jitney_api.batches.records import Usage
-from jitney_api.batches.window import Terms, Window
+from jitney_api.batches.terms import Terms
+from jitney_api.batches.window import Window
 from jitney_api.tokenizers import Tokenizers
 
 

@@ -36,13 +36,13 @@ from jitney_api.batches.records import (
     LineError,
     new_file_id,
 )
-from jitney_api.batches.settings import DAY_S, BatchSettings
-from jitney_api.batches.window import Terms, Window
+from jitney_api.batches.settings import BatchSettings
+from jitney_api.batches.terms import terms_of
+from jitney_api.batches.window import Window
 from jitney_api.tokenizers import Tokenizers
 
 LOOK_EVERY_S: Final = 1.0
 MAX_HOLD_S: Final = 30.0
-MAX_RESULT_TTL_S: Final = 30 * DAY_S
 
 Show = Callable[[Batch], Awaitable[None]]
 """Tells somebody how far the batch is."""
@@ -219,12 +219,6 @@ class Assembler:
                 if num_failures and found.is_ended and found.fence == batch.fence:
                     return found
                 raise
-
-
-def terms_of(batch: Batch) -> Terms:
-    """Of the batch's jobs. A result outlives the window by a day: nobody may be there to collect it before."""
-    life_s = round(batch.expires_at - batch.created_at) + DAY_S
-    return Terms(batch.id, batch.tenant, batch.expires_at, min(life_s, MAX_RESULT_TTL_S))
 
 
 def ending_of(batch: Batch) -> Literal["completed", "expired", "cancelled"]:

@@ -17,7 +17,8 @@ from jitney_api.batches.lines import Line, LineReader, in_blocks
 from jitney_api.batches.output import Outcome
 from jitney_api.batches.output_files import OutputFile, begin, complete
 from jitney_api.batches.records import LineError
-from jitney_api.batches.window import Terms, Window
+from jitney_api.batches.terms import Terms
+from jitney_api.batches.window import Window
 from jitney_api.service import answering
 from jitney_api.tokenizers import Tokenizers
 

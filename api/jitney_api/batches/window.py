@@ -10,8 +10,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from jitney import AsyncClient, AsyncJob
 from jitney.connection import pause_s
@@ -32,6 +31,7 @@ from jitney_api.batches.lines import Line
 from jitney_api.batches.output import NotRun, Outcome, answered, failed, not_run
 from jitney_api.batches.patience import patiently
 from jitney_api.batches.requests import LineRequest
+from jitney_api.batches.terms import Terms
 from jitney_api.prompts import count_prompt
 from jitney_api.service import answering
 from jitney_api.together import together
@@ -50,35 +50,6 @@ MIN_HOLD_S: Final = 1.0
 
 Keep = Callable[[Sequence[Outcome]], Awaitable[None]]
 """Write outcomes down for good. What it was not given yet is collected again after a crash."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What all jobs of a batch have in common. deadline: Unix time. result_ttl_s: of a job, from its own end.
-
-    All of it must be the same whenever the batch is taken up again, or its keys would answer for other jobs.
-    """
-
-    batch_id: str
-    tenant: str
-    deadline: float | None
-    result_ttl_s: int
-
-    def jobs_of(self, line: Line) -> list[tuple[str, JobSpec]]:
-        """The jobs of a line, each with its idempotency key."""
-        key = f"{self.batch_id}-{line.number}"
-        return [(f"{key}-{n}" if n else key, self._own(spec)) for n, spec in enumerate(line.request.specs)]
-
-    def _own(self, spec: JobSpec) -> JobSpec:
-        limits = [limit for limit in (spec.deadline, self.deadline) if limit is not None]
-        own: dict[str, Any] = {
-            "band": "bulk",
-            "tenant": self.tenant,
-            "deadline": min(limits, default=None),
-            "result_ttl_s": self.result_ttl_s,
-            "on_disconnect": "continue",
-        }
-        return spec.model_copy(update=own)
 
 
 class _Stopped(Exception):
