@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from tests.engine.scripted_model import HashModel
@@ -130,6 +131,34 @@ async def test_a_full_worker_takes_no_ring_from_an_idle_one(
         assert await redis.llen(keys.bell) == 2
         turnstile.open()
         await asyncio.gather(*(job.result(LIVENESS_S) for job in backlog))
+
+
+async def test_a_full_worker_claims_nothing_at_the_call_of_a_band_that_it_has_no_room_for(
+    start_worker: StartWorker, client: AsyncClient, redis: Redis, queue_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each job that is enqueued costs every full worker a claim that gives nothing."""
+    turnstile, claims, claim = Turnstile(HashModel()), list[Credit](), Queue.claim
+
+    async def counted(queue: Queue, *args: Any, **options: Any) -> Any:
+        claims.append(options["credit"])
+        return await claim(queue, *args, **options)
+
+    monkeypatch.setattr(Queue, "claim", counted)
+    aboard = [await client.enqueue([n + 1], max_tokens=40, ignore_eos=True, band="standard") for n in range(SEATS + 1)]
+    async with start_worker(turnstile, engine={"max_num_seqs": SEATS}, worker={"claim_ahead_patience_s": 3_600.0}):
+        await until_full(turnstile, redis, queue_name)
+        for job in aboard:
+            await until_aboard(job)
+        claims.clear()
+        # No step ends meanwhile, so only a call makes it look. The last one of another band is heard after the others.
+        waiting = [await client.enqueue([n + 60], max_tokens=4, ignore_eos=True, band="standard") for n in range(30)]
+        urgent = await client.enqueue([50], max_tokens=4, ignore_eos=True)
+        await until_aboard(urgent)
+        made = list(claims)
+        turnstile.open()
+        await asyncio.gather(*(job.result(LIVENESS_S) for job in (*aboard, *waiting, urgent)))
+    assert all(credit.standard == 0 < credit.interactive for credit in made)
+    assert len(made) < 10
 
 
 async def test_a_claim_takes_of_each_band_what_it_and_the_more_urgent_ones_have_credit_for(

@@ -103,6 +103,11 @@ class Board:
         interactive, standard, bulk = map(self._room_for, BANDS)
         return Credit(interactive, standard, bulk)
 
+    def call(self, band: Band) -> None:
+        """A job of this band has come. For one without room here every enqueue would cost each full worker a claim."""
+        if getattr(self.credit(), band) > 0:
+            self.room.set()
+
     def _room_for(self, band: Band) -> int:
         """Seats that jobs of this band could have, those claimed ahead included: all that more urgent ones leave."""
         capacity, rank = self.reports.capacity, BANDS.index(band)

@@ -16,7 +16,7 @@ import orjson
 import redis.exceptions
 
 from jitney.connection import Redis, pause_s
-from jitney.keys import Fence, Keys
+from jitney.keys import BANDS, Band, Fence, Keys
 from jitney.logs import logger
 
 PING_EVERY_S = 5.0
@@ -25,7 +25,8 @@ PING_EVERY_S = 5.0
 class Control:
     """Hears what is said to this worker, and to all of its queue.
 
-    on_cancel: receives the fence of the claim that is void. on_call: a job has come that goes before bulk.
+    on_cancel: receives the fence of the claim that is void. on_call: receives the band of a job that has come, and goes
+    before bulk.
     redis: a client that never repeats a call (`connect_once`): a subscription is made anew here instead.
     """
 
@@ -36,7 +37,7 @@ class Control:
         worker_id: str,
         *,
         on_cancel: Callable[[Fence], None],
-        on_call: Callable[[], None],
+        on_call: Callable[[Band], None],
     ) -> None:
         self._redis = redis
         self._own, self._call = keys.ctl(worker_id), keys.call
@@ -75,7 +76,9 @@ class Control:
         if message["type"] == "subscribe":
             self._failures = 0
         elif message["type"] == "message" and message["channel"] == self._call.encode():
-            self._on_call()
+            band = called_band(message["data"])
+            if band is not None:
+                self._on_call(band)
         elif message["type"] == "message":
             fence = cancelled_fence(message["data"])
             if fence is not None:
@@ -91,3 +94,8 @@ def cancelled_fence(payload: bytes) -> Fence | None:
     if not isinstance(said, dict) or said.get("type") != "cancel" or not isinstance(said.get("fence"), str):
         return None
     return Fence(said["fence"])
+
+
+def called_band(payload: bytes) -> Band | None:
+    """The band that was called; None for whatever else somebody published."""
+    return next((band for band in BANDS if band.encode() == payload), None)

@@ -257,7 +257,7 @@ class Worker:
             Keys(self._crew.queue),
             self._crew.worker_id,
             on_cancel=board.cancel,
-            on_call=board.room.set,
+            on_call=board.call,
         )
         claiming = asyncio.create_task(claimer.run(), name="claimer")
         others: list[asyncio.Task[Any]] = [
