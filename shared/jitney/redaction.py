@@ -22,7 +22,17 @@ SECRET_FIELDS: Final = frozenset(
 )
 """Fields that are never shown, whatever they hold."""
 
-_PASSWORD: Final = re.compile(r"(?P<before>\b[a-z][a-z0-9+.-]*://[^\s/:@'\"]*:)[^\s/@'\"]+(?=@)", re.IGNORECASE)
+LOOKED_AT: Final = 8 * MAX_CHARS
+"""Of a value that is cut. What is shown may begin a password, and where that ends says that it is one."""
+
+# All of them of bounded length: somebody else may have written the text, and no other pattern is done with it in time.
+_PASSWORD: Final = re.compile(
+    r"(?P<before>\b[a-z][a-z0-9+.-]{0,31}://[^\s/:@'\"]{0,256}:)(?!\d+[/?#])[^\s'\"]{1,4096}(?=@)", re.IGNORECASE
+)
+_PARAMETER: Final = re.compile(
+    r"(?P<before>[?&](?:[\w.-]{0,32}(?:password|token|secret|signature|credential|api[_-]?key)|sig|key)=)[^\s&#'\"]+",
+    re.IGNORECASE,
+)
 _API_KEY: Final = re.compile(r"\bjitney_[A-Za-z0-9_-]{43}\b|(?<=Bearer )[^\s'\"]+", re.IGNORECASE)
 
 
@@ -39,14 +49,16 @@ def redacted(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping
 
 
 def without_secrets(text: str) -> str:
-    """The text without passwords in addresses and without API keys."""
-    return _API_KEY.sub("***", _PASSWORD.sub(r"\g<before>***", text))
+    """The text without passwords in addresses, in their queries too, and without API keys."""
+    for pattern in (_PASSWORD, _PARAMETER):
+        text = pattern.sub(r"\g<before>***", text)
+    return _API_KEY.sub("***", text)
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, str):
-        text = without_secrets(value)
-        return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}… ({len(text)} characters)"
+        text = without_secrets(value[:LOOKED_AT])
+        return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}… ({len(value)} characters)"
     if isinstance(value, dict):
         return {name: WITHHELD if name in SECRET_FIELDS else _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
