@@ -53,6 +53,7 @@ def test_as_many_bulk_sequences_go_as_others_come_and_come_back_when_those_have_
     assert [name for _, name in model.preempted] == ["bulk3", "bulk2", "bulk1"]
     assert all(outcome.steps[one.id][0] == 4 for one in living)
     assert engine.snapshot().num_preemptions == 3, "nobody went twice: a seat is waited for, never taken back"
+    assert engine.snapshot().num_displacements == 3
     for number, back in ((1, 8), (2, 9), (3, 10)):
         steps = outcome.steps[bulk(number).id]
         assert min(step for step in steps if step > 3) == back, "in their old order, each at the first seat that frees"

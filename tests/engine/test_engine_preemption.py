@@ -16,6 +16,7 @@ def test_four_sequences_in_too_small_a_pool_say_what_each_says_alone() -> None:
     engine = LocalEngine(settings(num_blocks=12), HashModel())
     outcome = run(engine, requests)
     assert engine.snapshot().num_preemptions >= 2
+    assert engine.snapshot().num_displacements == 0, "nobody gave way: there were too few blocks"
     for one in requests:
         assert outcome.said(one.id) == run_alone(one) == solo(one)
         assert len(outcome.tokens[one.id]) == 64

@@ -126,6 +126,7 @@ class LocalEngine:
             seats=tuple(map(_seat, scheduler.running)),
             capacity=self.capacity(),
             num_preemptions=scheduler.num_preemptions,
+            num_displacements=scheduler.num_displacements,
             num_generated_tokens=scheduler.num_generated_tokens,
             num_computed_tokens=scheduler.num_computed_tokens,
         )

@@ -198,12 +198,16 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """The batch as it stands after a step, for pages and `top`."""
+    """The batch as it stands after a step, for pages and `top`.
+
+    num_displacements: of the preemptions, those for somebody of a more urgent band who came in.
+    """
 
     step: int
     seats: tuple[Seat, ...]
     capacity: Capacity
     num_preemptions: int
+    num_displacements: int
     num_generated_tokens: int
     num_computed_tokens: int
 

@@ -45,6 +45,7 @@ class Scheduler:
         self.blocks = blocks
         self.step = 0
         self.num_preemptions = 0
+        self.num_displacements = 0
         self.num_generated_tokens = 0
         self.num_computed_tokens = 0
         self.sequences: dict[SequenceId, Sequence] = {}
@@ -187,6 +188,7 @@ class Scheduler:
             if not later:
                 return False  # blocks that they share were counted once for each
             self._preempt(later.pop(), output)
+            self.num_displacements += 1
         return True
 
     def _preempt(self, victim: Sequence, output: SchedulerOutput) -> None:

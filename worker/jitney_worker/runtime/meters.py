@@ -216,5 +216,6 @@ class Meters:
         readings.set("jitney_kv_cache_usage_perc", used / max(1, capacity.num_blocks))
         if snapshot is not None:
             readings.set("jitney_num_preemptions_total", snapshot.num_preemptions)
+            readings.set("jitney_num_displacements_total", snapshot.num_displacements)
             readings.set("jitney_computed_tokens_total", snapshot.num_computed_tokens)
         return readings
