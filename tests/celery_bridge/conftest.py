@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -23,6 +24,7 @@ from jitney.tasks import end_tasks
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
     with EmbeddedServer(tmp_path_factory.mktemp("valkey"), tethered=True) as started:
         yield started
+        gc.collect()  # a result that is forgotten later unsubscribes then, from a server that is gone
 
 
 @pytest.fixture(scope="module")
