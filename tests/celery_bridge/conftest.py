@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from celery.result import AsyncResult
 from tests.celery_bridge.celery_programs import LIVENESS_S, Worker, make_app, running
 from tests.client.scripted_worker import ScriptedWorker, Turn
 
@@ -19,12 +19,14 @@ from jitney.connection import Redis
 from jitney.embedded import EmbeddedServer
 from jitney.tasks import end_tasks
 
+# A result unsubscribes when it is forgotten: whenever that is, and from a server that may be gone by then.
+AsyncResult.__del__ = lambda _: None
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
     with EmbeddedServer(tmp_path_factory.mktemp("valkey"), tethered=True) as started:
         yield started
-        gc.collect()  # a result that is forgotten later unsubscribes then, from a server that is gone
 
 
 @pytest.fixture(scope="module")
