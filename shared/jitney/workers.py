@@ -104,14 +104,13 @@ async def list_workers(redis: Redis, queue: str) -> list[WorkerView]:
     return sorted((view for view in found if view is not None), key=lambda view: (view.started_at, view.id))
 
 
-async def list_readings(redis: Redis, queue: str) -> list[tuple[WorkerView, Readings]]:
-    """Of the workers that are alive, and publish any: who, and what they have counted."""
-    found = []
+async def list_readings(redis: Redis, queue: str) -> list[tuple[WorkerView, Readings | None]]:
+    """The workers that are alive, and what they have counted; None where one publishes nothing that can be read."""
+    found = list[tuple[WorkerView, Readings | None]]()
     for fields in await _fields_of_workers(redis, queue, "view", "metrics"):
         view = _view_of(fields if isinstance(fields, Exception) else fields[0])
-        if view is not None and fields[1] is not None:
-            readings = Readings.decode(fields[1])
-            found += [] if readings is None else [(view, readings)]
+        if view is not None:
+            found.append((view, None if fields[1] is None else Readings.decode(fields[1])))
     return found
 
 

@@ -15,7 +15,7 @@ from tests.api.conftest import Api, StartApi
 from jitney import AsyncClient
 from jitney.connection import Redis
 from jitney.embedded import EmbeddedServer
-from jitney.keys import Keys
+from jitney.keys import QUEUES, Keys
 from jitney.metrics.readings import Readings
 from jitney.metrics.table import TOKENS
 from jitney.queue import Queue
@@ -109,7 +109,25 @@ async def test_metrics_of_a_worker_end_with_it_and_what_is_none_is_passed_over(
     await redis.delete(Keys(queue_name).worker("w2"))  # as when its lease is over
     seen = await values(api, queue=queue_name)
     assert {key[1] for key in seen if key[0] == "dead_total"} == {"w1"}
-    assert len(await list_readings(redis, queue_name)) == 1
+    told = {view.id: readings is not None for view, readings in await list_readings(redis, queue_name)}
+    assert told == {"w1": True, "w3": False, "w4": False}
+
+
+async def test_metrics_of_others_are_there_though_a_queues_keys_hold_something_else(
+    api: Api, redis: Redis, queue_name: str, write_queue_card: Any
+) -> None:
+    """Whoever may write to Redis could otherwise silence the page, and wake somebody for a Redis that is well."""
+    other = f"{queue_name}-other"
+    await write_queue_card(other)
+    try:
+        for key in (Keys(queue_name).dead, Keys(queue_name).fair("bulk"), Keys(queue_name).workers):
+            await redis.set(key, "x")
+            assert (await values(api))[("redis_up",)] == 1
+            assert ("queue_tokens",) in await values(api, queue=other)
+            await redis.delete(key)
+            assert ("queue_tokens",) in await values(api, queue=queue_name)
+    finally:
+        await redis.hdel(QUEUES, other)
 
 
 async def test_metrics_of_the_api_are_there_when_redis_is_not(start_api: StartApi, tmp_path: Path) -> None:

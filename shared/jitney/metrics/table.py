@@ -54,7 +54,9 @@ OF_WORKER: Final = (
     _gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1; cached ones that nobody uses are free."),
     # What the engine did.
     _counter("num_preemptions", "Times that a sequence lost its blocks to an earlier one, to be computed again."),
-    _counter("num_displacements", "Of these preemptions, those for a newcomer of a more urgent band: bulk that gave way."),
+    _counter(
+        "num_displacements", "Of these preemptions, those for a newcomer of a more urgent band: bulk that gave way."
+    ),
     _counter("computed_tokens", "Tokens computed, those computed again after a preemption or hand-over included."),
     _histogram("iteration_tokens_total", "Tokens computed in one step.", buckets=TOKENS),
     _histogram("step_seconds", "Seconds of one step: schedule, execute, commit."),
