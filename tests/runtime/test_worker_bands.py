@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -159,6 +160,38 @@ async def test_a_full_worker_claims_nothing_at_the_call_of_a_band_that_it_has_no
         await asyncio.gather(*(job.result(LIVENESS_S) for job in (*aboard, *waiting, urgent)))
     assert all(credit.standard == 0 < credit.interactive for credit in made)
     assert len(made) < 10
+
+
+async def test_a_suspect_of_bulk_that_waits_for_a_seat_keeps_nobody_out(
+    start_worker: StartWorker, client: AsyncClient, redis: Redis, queue_name: str
+) -> None:
+    """Nothing is claimed beside a suspect until it has said something; behind bulk that is long."""
+    turnstile, queue = Turnstile(HashModel()), Queue(redis, queue_name)
+    suspect = await client.enqueue([80], max_tokens=4, ignore_eos=True, band="bulk")
+    (held,) = (await queue.claim("dead", "n1", credit=1, fingerprint="hash.1", lease_s=3_600)).deliveries
+    assert held.id == suspect.id
+    backlog = await bulk_jobs(client, SEATS, max_tokens=400)
+    hasty = {"claim_ahead_patience_s": 0.001, "snapshot_every_s": 0.001}
+    async with (
+        start_worker(turnstile, engine={"max_num_seqs": SEATS}, worker=hasty),
+        contextlib.AsyncExitStack() as gate,
+    ):
+        gate.callback(turnstile.open)
+        await until_full(turnstile, redis, queue_name)
+        await redis.zadd(queue.keys.leases("bulk"), {suspect.id: 1})
+        async with asyncio.timeout(LIVENESS_S):
+            while (await suspect.status()).tries < 2:
+                pass
+        for _ in range(5):  # after which it shows that the suspect has no seat
+            turnstile.pass_one()
+            await turnstile.until_step()
+        living = await client.enqueue([50], max_tokens=4, ignore_eos=True)
+        turnstile.pass_one()
+        await turnstile.until_step()
+        await until_aboard(living)
+        assert all([(await job.status()).state == "running" for job in backlog])
+        turnstile.open()
+        await asyncio.gather(*(job.result(LIVENESS_S) for job in (*backlog, living, suspect)))
 
 
 async def test_a_claim_takes_of_each_band_what_it_and_the_more_urgent_ones_have_credit_for(
