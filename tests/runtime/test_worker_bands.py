@@ -11,7 +11,7 @@ import pytest
 from tests.engine.scripted_model import HashModel
 from tests.runtime.harness import LIVENESS_S, StartWorker, Turnstile, expected
 
-from jitney import AsyncClient, AsyncJob
+from jitney import AsyncClient, AsyncJob, scripts
 from jitney.connection import Redis
 from jitney.keys import BANDS, Band, Keys
 from jitney.queue import Credit, Queue
@@ -214,3 +214,15 @@ async def test_a_claim_takes_of_each_band_what_it_and_the_more_urgent_ones_have_
     assert await redis.llen(queue.keys.bell) > 0, "who may not take all bands knows nothing of what is left"
     assert await claim("n5", Credit(9, 9, 2)) == ["standard", "bulk"]
     assert await claim("n6", Credit.of(9)) == ["bulk", "bulk"]
+
+
+async def test_a_claim_that_names_one_credit_as_before_there_were_three_is_for_all_bands(
+    client: AsyncClient, redis: Redis, queue_name: str, write_queue_card: Callable[..., Awaitable[object]]
+) -> None:
+    keys = Keys(queue_name)
+    await write_queue_card()
+    for band in ("bulk", "standard", "interactive"):
+        await client.enqueue([1], band=band)
+    arguments = [keys.prefix, "w", "n1", 9, "f", 60_000, 1, 3_600_000, 3, 10]
+    reply = await scripts.run(redis, scripts.load("claim"), scripts.Call([keys.counts], arguments))
+    assert [row[1].decode() for row in reply[0]] == ["interactive", "standard", "bulk"]

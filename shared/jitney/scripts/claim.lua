@@ -6,8 +6,8 @@
 local worker, nonce, fp = ARGV[2], ARGV[3], ARGV[5]
 local lease_ms, scan, keep_ms = num(ARGV[6]), ARGV[7] == '1', num(ARGV[8])
 local max_strikes, max_tries = num(ARGV[9]), num(ARGV[10])
--- The most urgent band has the most: its jobs may take the seats of others.
-local credits = {num(ARGV[4]), num(ARGV[11]), num(ARGV[12])}
+-- The most urgent band has the most: its jobs may take the seats of others. Who names one number means it for all.
+local credits = {num(ARGV[4]), num(ARGV[11] or ARGV[4]), num(ARGV[12] or ARGV[4])}
 local credit = credits[1]
 local ROUNDS = 8
 local SLICE = 64
