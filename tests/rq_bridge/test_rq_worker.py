@@ -245,7 +245,7 @@ async def test_rq_jobs_for_others_are_left_to_them(
         process.terminate()
         assert process.wait() == 0
     assert rq_queue.intermediate_queue.get_job_ids() == []
-    assert sum("rq_job_put_back" in line for line in process.lines) == 1
+    assert sum("job_put_back" in line for line in process.lines) == 1
 
 
 async def test_a_killed_worker_s_rq_jobs_go_on_as_the_same_jobs_of_ours(

@@ -20,7 +20,7 @@ from jitney.celery.settings import celery_settings
 from jitney.celery.station import station
 from jitney.celery.tasks import Generation
 
-_celery_log = get_logger(__name__)
+_log = get_logger(__name__)
 
 WATCH_S: Final = 1.0
 """How soon a held task hears that it was revoked, or that its time to begin is over."""
@@ -104,7 +104,7 @@ class HoldingStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if consumer.task_consumer:
             ignore_errors(consumer, consumer.task_consumer.cancel)
         turn = _turns_of(consumer)
-        _celery_log.info("jitney: waiting up to %g s for %d held tasks", self._settings.drain_s, len(pool))
+        _log.info("jitney: waiting up to %g s for %d held tasks", self._settings.drain_s, len(pool))
         until = time.monotonic() + self._settings.drain_s
         while len(pool) and time.monotonic() < until and not state.should_terminate:
             turn()
@@ -116,7 +116,7 @@ class HoldingStep(bootsteps.StartStopStep):  # type: ignore[misc]
             turn()
         turn()  # the acknowledgements
         pool.close()
-        _celery_log.info("jitney: %d held tasks go back to the broker; their jobs go on", len(given_back))
+        _log.info("jitney: %d held tasks go back to the broker; their jobs go on", len(given_back))
 
     def info(self, consumer: Any) -> dict[str, Any]:
         """For `celery inspect stats`."""

@@ -58,7 +58,7 @@ class FinishingWorker(SchedulingWorker):
             release_slot(job)
         if found != "ours":
             self.executions.pop(execution.id, None)
-            _log.info("rq_job_gone", rq_job=job.id, standing=found)
+            _log.info("job_gone", rq_job=job.id, standing=found)
         return found
 
     def standing_of(self, holdings: list[Holding]) -> list[Standing]:
@@ -78,4 +78,4 @@ class FinishingWorker(SchedulingWorker):
             self.cleanup_execution(job, pipeline=pipeline, execution=holding.execution)
             holding.rq_queue._enqueue_job(job, pipeline=pipeline, at_front=True)
             pipeline.execute()
-        _log.info("rq_job_given_back", rq_job=job.id)
+        _log.info("job_given_back", rq_job=job.id)

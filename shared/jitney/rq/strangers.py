@@ -28,7 +28,7 @@ class Strangers:
         if name not in self._known:
             self._known.add(name)
             hint = "a worker of RQ's own must listen to this queue too"
-            _log.warning("rq_job_put_back", rq_queue=queue.name, function=name[:80], hint=hint)
+            _log.warning("job_put_back", rq_queue=queue.name, function=name[:80], hint=hint)
         self._num_put_back[queue.name] += 1
         if self._num_put_back[queue.name] >= num_waiting:
             self._num_put_back[queue.name] = 0
