@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jitney.errors import BadRecord
+from jitney.errors import BadRecord, SettingsError
 from jitney_worker.engine.sequence import SequenceId
 from jitney_worker.engine.settings import EngineSettings
 from jitney_worker.engine.witness import Came, Dropped, Row, Step
@@ -119,6 +119,17 @@ def test_a_field_that_a_record_does_not_have_is_refused_by_name(tmp_path: Path) 
     path.write_bytes(path.read_bytes().replace(b'"num_waiting"', b'"num_waitng"', 1))
     with pytest.raises(BadRecord, match=r"line 3: entry\.step\.num_waiting: Field required"):
         read_runs(path)
+
+
+def test_a_record_that_another_worker_writes_is_refused_until_that_one_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    first = written(path)
+    with pytest.raises(SettingsError, match=r"worker\.record=.* is being written by another worker: give each a file"):
+        written(path)
+    assert len(read_runs(path)) == 1
+    first.close()
+    written(path).close()
+    assert len(read_runs(path)) == 2
 
 
 def test_a_record_on_a_full_disk_ends_and_raises_nothing() -> None:

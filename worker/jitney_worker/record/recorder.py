@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import time
 from collections.abc import Callable
@@ -30,6 +32,7 @@ class Recorder:
         self._num_bytes_left = max_bytes
         try:
             self._file: BinaryIO | None = path.open("ab", buffering=0)
+            _claim(self._file, path)
             if path.stat().st_size and not _ends_a_line(path):
                 self._file.write(b"\n")  # its last writer was killed in the middle of one
         except OSError as error:
@@ -63,6 +66,20 @@ class Recorder:
         if self._file is not None:
             self._file.close()
         self._file = None
+
+
+def _claim(file: BinaryIO, path: Path) -> None:
+    """Two workers of `jitney up` may be told the same file; their steps between each other's would be read as one run."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise SettingsError(
+            f"worker.record={str(path)!r} is being written by another worker: give each a file of its own"
+        ) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # a file system without locks
+            raise
 
 
 def _ends_a_line(path: Path) -> bool:
