@@ -69,7 +69,7 @@ class Recorder:
 
 
 def _claim(file: BinaryIO, path: Path) -> None:
-    """Two workers of `jitney up` may be told the same file; their steps between each other's would be read as one run."""
+    """Two workers of `jitney up` may be told the same file, and what both wrote would be read as one run."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
