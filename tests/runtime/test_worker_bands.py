@@ -194,6 +194,35 @@ async def test_a_suspect_of_bulk_that_waits_for_a_seat_keeps_nobody_out(
         await asyncio.gather(*(job.result(LIVENESS_S) for job in (*backlog, living, suspect)))
 
 
+async def test_a_suspect_that_is_waited_for_does_not_wait_for_bulk_that_waits_for_a_seat(
+    start_worker: StartWorker, client: AsyncClient, redis: Redis, queue_name: str
+) -> None:
+    """A suspect is let in when all others have said something: one of bulk that was claimed ahead has not, for long."""
+    turnstile, queue = Turnstile(HashModel()), Queue(redis, queue_name)
+    suspect = await client.enqueue([80], max_tokens=4, ignore_eos=True)
+    (held,) = (await queue.claim("dead", "n1", credit=1, fingerprint="hash.1", lease_s=3_600)).deliveries
+    assert held.id == suspect.id
+    backlog = await bulk_jobs(client, SEATS + 1, max_tokens=400)
+    hasty = {"claim_ahead_patience_s": 0.001, "snapshot_every_s": 0.001}
+    async with (
+        start_worker(turnstile, engine={"max_num_seqs": SEATS}, worker=hasty),
+        contextlib.AsyncExitStack() as gate,
+    ):
+        gate.callback(turnstile.open)
+        await until_full(turnstile, redis, queue_name)
+        for job in backlog:
+            await until_aboard(job)
+        await redis.zadd(queue.keys.leases("interactive"), {suspect.id: 1})
+        seated = list[str]()
+        while suspect.id not in seated:
+            assert len(turnstile.steps) < 350, "it waits for a seat of bulk to be free"
+            turnstile.pass_one()
+            seated = await turnstile.until_step()
+            await suspect.status()
+        turnstile.open()
+        await asyncio.gather(*(job.result(LIVENESS_S) for job in (*backlog, suspect)))
+
+
 async def test_a_claim_takes_of_each_band_what_it_and_the_more_urgent_ones_have_credit_for(
     client: AsyncClient, redis: Redis, queue_name: str, write_queue_card: Callable[..., Awaitable[object]]
 ) -> None:

@@ -18,6 +18,7 @@ from jitney_worker.engine.protocol import Capacity
 from jitney_worker.runtime.aboard import Aboard
 from jitney_worker.runtime.boarding import Boarding
 from jitney_worker.runtime.bridge import Bridge, Fault, Halted, StepReport
+from jitney_worker.runtime.choice import named
 from jitney_worker.runtime.heartbeat import Leases
 from jitney_worker.runtime.intake import Intake
 from jitney_worker.runtime.log_writer import LogWriter
@@ -238,13 +239,33 @@ class Board:
 
         Judged by what the engine showed, not by the clock alone: a long first step shows nothing yet.
         """
-        oldest = self.reports.snapshot_at - self._settings.worker.claim_ahead_patience_s
-        return [job for job in self._aboard if not job.is_seated and job.submitted_at < oldest]
+        return [job for job in self._aboard if not job.is_seated and job.submitted_at < self._oldest]
 
-    async def release_unseated(self) -> None:
+    @property
+    def _oldest(self) -> float:
+        """Whoever came on board before has waited for long enough."""
+        return self.reports.snapshot_at - self._settings.worker.claim_ahead_patience_s
+
+    def in_the_way(self) -> list[RunningJob]:
+        """Of those on board with a suspect, who has neither said anything nor has a seat, the suspect included.
+
+        Until it has spoken nothing is claimed, and it is let in when all others have: behind seats full of bulk that
+        may be minutes, in which nobody would be let on in bulk's place.
+        """
+        snapshot = self.reports.snapshot
+        if snapshot is None or not any(job.is_suspect for job in self._aboard):
+            return []
+        seated = {named(seat.id).fence for seat in snapshot.seats}
+        return [
+            job
+            for job in self._aboard
+            if not (job.has_progressed or job.is_held_back or job.fence in seated) and job.submitted_at < self._oldest
+        ]
+
+    async def release_unseated(self, jobs: list[RunningJob]) -> None:
         """Hand them back, and claim none ahead until a seat frees: they would only come and go."""
         self._claim_ahead = 0
-        await self._returns.release(Held(job.id, job.fence, job.delivery.band) for job in self.unseated())
+        await self._returns.release(Held(job.id, job.fence, job.delivery.band) for job in jobs)
 
     async def until_empty(self) -> None:
         while len(self):

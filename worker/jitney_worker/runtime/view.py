@@ -88,14 +88,9 @@ class View:
         self._epoch = epoch
 
     async def _give_back_unseated(self) -> None:
-        """A job claimed ahead must not wait behind our full seats while a peer has a free one.
-
-        Nor a suspect, whoever else there is: until it has said something nothing is claimed, also not what would be let
-        on in the place of those that it waits for.
-        """
-        unseated = self._board.unseated()
-        if not unseated:
-            return
-        keeps_others_out = any(job.is_suspect and not job.is_held_back for job in unseated)
-        if keeps_others_out or len(await list_workers(self._queue.redis, self._queue.name)) > 1:
-            await self._board.release_unseated()
+        """A job claimed ahead must not wait behind our full seats while a peer has a free one, nor keep others out."""
+        jobs = self._board.unseated()
+        if not jobs or len(await list_workers(self._queue.redis, self._queue.name)) <= 1:
+            jobs = self._board.in_the_way()
+        if jobs:
+            await self._board.release_unseated(jobs)
