@@ -25,6 +25,11 @@ LIVENESS_S = 60.0
 QUICK = ("--without-mingle", "--without-gossip")
 """A second less before a worker is ready."""
 MODULE = "tests.celery_bridge.celery_programs"
+CELERY = (
+    "import signal; from celery.__main__ import main; from jitney.tether import tether_forks; "
+    "tether_forks(signal.SIGKILL); main()"
+)
+"""`python -m celery`, whose forks (beat is one) end with it, also when it is killed."""
 
 
 def make_app(url: str, visibility_s: float = 3_600.0) -> Celery:
@@ -81,7 +86,7 @@ class Worker:
     def __init__(self, module: str, url: str, *options: str, cwd: Path, environment: Mapping[str, str]) -> None:
         self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115 (as long as the worker)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "celery", "-A", module, "worker", "-l", "info", *QUICK, *options],
+            [sys.executable, "-c", CELERY, "-A", module, "worker", "-l", "info", *QUICK, *options],
             cwd=cwd,
             env={**os.environ, "JITNEY_REDIS_URL": url, "OF_A_TEST_URL": url, "OMP_NUM_THREADS": "1", **environment},
             stdin=subprocess.DEVNULL,

@@ -20,6 +20,7 @@ from jitney.keys import Keys
 from jitney.logs import listening
 from jitney.plugins import SUMMARIES
 from jitney.queue import Queue
+from jitney.tether import tether
 from jitney.upkeeping import GROUP, Upkeep, keep_up
 
 
@@ -102,6 +103,7 @@ def start(redis_url: str, *options: str) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment,
+        preexec_fn=tether(signal.SIGKILL),
     )
 
 
