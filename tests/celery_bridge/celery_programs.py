@@ -49,6 +49,7 @@ def make_app(url: str, visibility_s: float = 3_600.0) -> Celery:
     )
     install(app, hold=os.environ.get("OF_A_TEST_HOLD", "1") == "1", upkeep=False)
     app.register_task(Stubborn())
+    app.register_task(Polite())
     for task in (echo, collect, note):
         app.task(task, name=f"test.{task.__name__}")
     return app
@@ -62,6 +63,15 @@ class Stubborn(Generation):
     max_retries = 1
     default_retry_delay = 0
     retry_backoff = False
+
+
+class Polite(Generation):
+    """Asks for something else than its arguments say."""
+
+    name = "test.polite"
+
+    def run(self, topic: str) -> dict[str, Any]:
+        return super().run(f"Tell me of {topic}, please")
 
 
 def echo(answer: dict[str, Any]) -> str:

@@ -69,7 +69,7 @@ class HoldingStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._settings = celery_settings()
 
     def start(self, consumer: Any) -> None:
-        """Put our strategy in the place of Celery's, for every task that generates."""
+        """Put our strategy in the place of Celery's, for every task that does nothing but generate."""
         if self._pool is None:
             # Not earlier: a pool of processes has been forked by now, and takes no thread of ours along.
             self._pool = HeldPool(
@@ -77,7 +77,7 @@ class HoldingStep(bootsteps.StartStopStep):  # type: ignore[misc]
             )
         turnout = Turnout(consumer, self._pool)
         for name, task in consumer.app.tasks.items():
-            if isinstance(task, Generation):
+            if isinstance(task, Generation) and task.is_only_a_job:
                 consumer.strategies[name] = task.start_strategy(consumer.app, turnout)
         self._watch(consumer)
 

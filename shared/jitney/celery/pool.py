@@ -127,7 +127,8 @@ class HeldPool:
 
     async def _record(self, ride: Ride, outcome: Outcome, settlement: Settlement) -> None:
         try:
-            if not await settlement.claim() and not await self._in_thread(ride.is_still_streaming):
+            if not await settlement.claim():
+                await self._in_thread(lambda: ride.restore(outcome))
                 self._post(ride.end_silently)
                 return
             ended = await self._in_thread(lambda: ride.record(outcome))
