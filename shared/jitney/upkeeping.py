@@ -6,6 +6,7 @@ Workers keep their own queues in order as well. This is for queues without a wor
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
@@ -24,9 +25,9 @@ from jitney.logs import logger
 GROUP: Final = "jitney.upkeep"
 """Entry points: a duty's name, and `module:coroutine function (context: Upkeep) -> dict[str, int]`."""
 
-DUTY_TIMEOUT_S: Final = 60.0
-MAX_WEBHOOKS: Final = 100
-"""In one round."""
+DUTY_TIMEOUT_S: Final = 90.0
+WEBHOOKS_S: Final = 15.0
+"""After which a round takes up no more of them. An attempt may take a minute, and is not cut off."""
 
 Duty = Callable[["Upkeep"], Awaitable[dict[str, int]]]
 """Does what is due now, and says how much of it there was."""
@@ -51,14 +52,15 @@ class ResumeSettings(BaseSettings):
     resume_mismatch: Literal["fail", "continue"] = "fail"
 
 
-async def keep_up(client: AsyncClient, entries: Iterable[EntryPoint] | None = None) -> dict[str, dict[str, int]]:
+async def keep_up(client: AsyncClient, entries: Iterable[EntryPoint] | None = None) -> dict[str, dict[str, int] | None]:
     """One round of every duty, one after the other. One that fails is logged, and does not stop the others.
 
-    entries: duties of other rooms; None: those that are installed. Returns what each that did not fail has done.
+    entries: duties of other rooms; None: those that are installed. Returns what each has done; None: it failed.
     """
-    done: dict[str, dict[str, int]] = {}
+    done: dict[str, dict[str, int] | None] = {}
     for name, find in _duties(entries):
         context = Upkeep(client, logger(part="upkeep", duty=name))
+        done[name] = None
         try:
             async with asyncio.timeout(DUTY_TIMEOUT_S):
                 done[name] = await find()(context)
@@ -105,6 +107,14 @@ async def deliver_webhooks(context: Upkeep) -> dict[str, int]:
     """What is due to be told, or told again, to somebody's server."""
     if find_spec("jitney.webhooks") is None:
         return {}
-    outbox, settings = import_module("jitney.webhooks.outbox"), import_module("jitney.webhooks.settings")
-    tried = await outbox.deliver_due(context.client.redis, settings.WebhookSettings(), limit=MAX_WEBHOOKS)
-    return {"tried": int(tried)}
+    outbox, settings = (
+        import_module("jitney.webhooks.outbox"),
+        import_module("jitney.webhooks.settings").WebhookSettings,
+    )
+    given = settings.load()
+    num_tried, until = 0, time.monotonic() + WEBHOOKS_S
+    while True:
+        tried = await outbox.deliver_due(context.client.redis, given, limit=given.max_at_once)
+        num_tried += tried
+        if tried < given.max_at_once or time.monotonic() > until:
+            return {"tried": num_tried}

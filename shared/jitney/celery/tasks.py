@@ -86,7 +86,7 @@ def generate(self: Generation, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 @shared_task(name="jitney.upkeep", ignore_result=True, expires=60)  # type: ignore[untyped-decorator]
-def upkeep() -> dict[str, dict[str, int]]:
+def upkeep() -> dict[str, dict[str, int] | None]:
     """One round of upkeep, as `jitney janitor --once`."""
     here = station()
     return here.wait(keep_up(here.client))
