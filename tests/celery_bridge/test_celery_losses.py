@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-from tests.celery_bridge.celery_programs import running
+from tests.celery_bridge.celery_programs import make_app, running
 from tests.celery_bridge.conftest import Batch, events_of, got, until
 
-from jitney.connection import Redis
+from jitney.connection import Redis, connect
+from jitney.embedded import EmbeddedServer
 from jitney.errors import JobFailed
 from jitney.keys import JobId
 
@@ -213,6 +215,24 @@ async def test_connections_that_the_broker_drops(app: Any, batch: Batch, redis_u
         await turn.finish("y")
         assert (await got(later))["text"] == "y"
         assert await noted(redis) == [b"('hello',)", b"('later',)"]
+
+
+async def test_a_broker_that_is_restarted(batch: Batch, redis_url: str, tmp_path: Path) -> None:
+    """The jobs are on another server here: they go on meanwhile."""
+    with EmbeddedServer(tmp_path, tethered=True, appendfsync="always") as server:
+        broker, app = connect(server.url, name="jitney-test"), make_app(server.url)
+        with running(server.url, JITNEY_REDIS_URL=redis_url) as worker:
+            result = ask(app)
+            [turn] = await batch.turns()
+            server.kill()
+            await asyncio.to_thread(worker.until, "Cannot connect to")  # and goes on trying
+            server.start()
+            await until(lambda: worker.log.count("generate[") == 2)  # received again, long before the timeout
+            await turn.finish("x")
+            assert (await got(app.AsyncResult(result.id)))["text"] == "x"
+            assert await noted(broker) == [b"('hello',)"]
+        app.close()
+        await broker.aclose()
 
 
 async def test_a_celery_worker_that_prefetches_nothing_holds_all_the_same(
