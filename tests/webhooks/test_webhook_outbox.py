@@ -412,3 +412,10 @@ async def test_upkeep_delivers_every_webhook_that_is_due_but_only_so_many_at_onc
     async with AsyncClient(redis_url) as client:
         with pytest.raises(SettingsError, match=r"webhooks\.secret: must be whsec_"):
             await deliver_webhooks(Upkeep(client, logger()))
+
+
+async def test_a_damaged_record_holds_up_no_other_webhook(outbox: Announcements, driver: Driver) -> None:
+    for id in ("q.1", "q.2"):
+        await outbox.add(id, "job", "finished", "https://hooks.example.com/")
+    await driver.redis.hset(driver.keys.hook("q.1"), "tries", "many")
+    assert {one.id: one.number for one in await outbox.claim(10, LEASE_S)} == {"q.1": 1, "q.2": 1}
