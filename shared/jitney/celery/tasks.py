@@ -18,7 +18,6 @@ from jitney.errors import InvalidJob, JobEnded
 from jitney.tasks import end_tasks
 from jitney.upkeeping import keep_up
 
-
 GENERATE: Final = "jitney.generate"
 
 
