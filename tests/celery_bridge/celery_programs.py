@@ -33,7 +33,7 @@ CELERY = (
 
 
 def make_app(url: str, visibility_s: float = 3_600.0) -> Celery:
-    app = Celery("of-a-test", broker=url, backend=url)
+    app = Celery("of-a-test", broker=url, backend=os.environ.get("OF_A_TEST_BACKEND", url))
     transport = {"visibility_timeout": visibility_s, "unacked_restore_throttle": 1, "polling_interval": 0.2}
     app.conf.update(
         accept_content=os.environ.get("OF_A_TEST_ACCEPT", "json").split(),

@@ -235,6 +235,24 @@ async def test_a_broker_that_is_restarted(batch: Batch, redis_url: str, tmp_path
         await broker.aclose()
 
 
+async def test_a_celery_result_waits_for_its_backend(
+    batch: Batch, redis_url: str, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EmbeddedServer(tmp_path, tethered=True, appendfsync="always") as backend:
+        monkeypatch.setenv("OF_A_TEST_BACKEND", backend.url)
+        app = make_app(redis_url)
+        with running(redis_url) as worker:
+            result = app.send_task("jitney.generate", args=["hello"])
+            [turn] = await batch.turns()
+            backend.kill()
+            await turn.finish("x")
+            await until(lambda: "result_backend_away" in worker.log or "Traceback" in worker.log)
+            backend.start()
+            assert (await got(app.AsyncResult(result.id)))["text"] == "x"
+            await until(lambda: is_settled(redis))
+        app.close()
+
+
 async def test_a_celery_worker_that_prefetches_nothing_holds_all_the_same(
     app: Any, batch: Batch, redis_url: str, redis: Redis
 ) -> None:

@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from celery import states
+from celery.backends.base import DisabledBackend
+from celery.backends.rpc import RPCBackend
 from celery.worker.state import task_ready
 
 from jitney.bridging import Partial
@@ -19,6 +21,9 @@ from jitney.celery.outcome import STREAMING, Outcome, recording
 
 if TYPE_CHECKING:
     from jitney.celery.pool import HeldPool
+
+_UNASKED: Final = (DisabledBackend, RPCBackend)
+"""These keep nothing, or send it once to whoever asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ class Passenger:
 class Ride:
     """passengers: the task's messages; more than one when the broker hands it out again while it is held.
 
-    Belongs to the thread that consumes messages, but for `tell`, `record` and `restore`.
+    Belongs to the thread that consumes messages, but for `tell`, `record`, `stored_state` and `restore`.
     """
 
     def __init__(self, pool: HeldPool, key: str, first: Passenger) -> None:
@@ -104,13 +109,21 @@ class Ride:
             request.task.backend.store_result(request.id, said, STREAMING, request=request._context)
             self._num_told = said["num_tokens"]
 
+    def stored_state(self) -> str | None:
+        """What the result backend says of the task; None where nobody asks it. Raises what it raises when it is away."""
+        request = self.newest.request
+        backend = request.task.backend
+        if request.ignore_result or isinstance(backend, _UNASKED):
+            return None
+        return str(backend.get_state(request.id))
+
     def restore(self, outcome: Outcome) -> None:
         """Somebody else has recorded it. If a partial text was written over that: its end anew, and no callback."""
         with self._writing:
             self.is_over = True
         request = self.newest.request
         task = request.task
-        if request.ignore_result or task.backend.get_state(request.id) != STREAMING:
+        if self.stored_state() != STREAMING:
             return
         value: Any
         try:
