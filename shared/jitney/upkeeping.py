@@ -9,9 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec
 from typing import Any, Final, Literal
 
 from pydantic import Field
@@ -21,6 +19,8 @@ from jitney.async_client import AsyncClient
 from jitney.cards import list_cards
 from jitney.history import take_sample
 from jitney.logs import logger
+from jitney.webhooks.outbox import deliver_due
+from jitney.webhooks.settings import WebhookSettings
 
 GROUP: Final = "jitney.upkeep"
 """Entry points: a duty's name, and `module:coroutine function (context: Upkeep) -> dict[str, int]`."""
@@ -105,16 +105,10 @@ async def sample_queues(context: Upkeep) -> dict[str, int]:
 
 async def deliver_webhooks(context: Upkeep) -> dict[str, int]:
     """What is due to be told, or told again, to somebody's server."""
-    if find_spec("jitney.webhooks") is None:
-        return {}
-    outbox, settings = (
-        import_module("jitney.webhooks.outbox"),
-        import_module("jitney.webhooks.settings").WebhookSettings,
-    )
-    given = settings.load()
+    settings = WebhookSettings.load()
     num_tried, until = 0, time.monotonic() + WEBHOOKS_S
     while True:
-        tried = await outbox.deliver_due(context.client.redis, given, limit=given.max_at_once)
+        tried = await deliver_due(context.client.redis, settings, limit=settings.max_at_once)
         num_tried += tried
-        if tried < given.max_at_once or time.monotonic() > until:
+        if tried < settings.max_at_once or time.monotonic() > until:
             return {"tried": num_tried}
