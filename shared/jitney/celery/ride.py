@@ -110,7 +110,7 @@ class Ride:
             self._num_told = said["num_tokens"]
 
     def stored_state(self) -> str | None:
-        """What the result backend says of the task; None where nobody asks it. Raises what it raises when it is away."""
+        """What the result backend says of the task; None for one that nobody asks. Raises whatever that raises."""
         request = self.newest.request
         backend = request.task.backend
         if request.ignore_result or isinstance(backend, _UNASKED):
