@@ -88,7 +88,10 @@ class Window:
         return self._why is not None
 
     async def run(self, lines: AsyncGenerator[Line, None], keep: Keep) -> None:
-        """Every line comes in, and its outcome is kept, in whatever order they end. Raises what `lines` or `keep` raises."""
+        """Every line comes in, and its outcome is kept, in whatever order they end.
+
+        Raises what `lines` and `keep` raise.
+        """
         tasks = [
             asyncio.create_task(part) for part in (self._let_all_in(lines), self._keep_all(keep), self._clear_at_stop())
         ]
