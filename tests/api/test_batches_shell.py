@@ -8,6 +8,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tests.client.scripted_worker import ScriptedWorker
 
 from jitney import AsyncClient
 from jitney.connection import Redis
-from jitney.errors import SettingsError
+from jitney.errors import InvalidJob, SettingsError
 from jitney.plugins import SUMMARIES
 from jitney_api.batches.shell import BadLines, Counts, Files, run_file
 
@@ -276,6 +277,34 @@ async def test_a_run_that_is_not_complete_goes_on_with_its_own_input_alone(
     write_input(files.input, ["a", "b"], queue_name)
     with pytest.raises(SettingsError, match="another input"):
         await run(client, files)
+
+
+async def test_what_cannot_be_read_again_or_added_to_is_refused(
+    client: AsyncClient, echo: Echo, queue_name: str, tmp_path: Path
+) -> None:
+    files = files_in(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidJob, match="pipe is a pipe"):
+        await run(client, replace(files, input=tmp_path / "pipe"))
+    write_input(files.input, ["a"], queue_name)
+    with pytest.raises(SettingsError, match="cannot write /dev/null"):
+        await run(client, replace(files, output=Path("/dev/null")))
+
+
+@pytest.mark.parametrize(("left", "word"), [(["a", "b"], "fewer lines"), (["a", "b", "a"], "line 3: custom_id 'a'")])
+async def test_an_input_that_changes_meanwhile_is_an_error_of_its_own_and_no_end(
+    client: AsyncClient, echo: Echo, queue_name: str, tmp_path: Path, left: list[str], word: str
+) -> None:
+    files = files_in(tmp_path)
+    write_input(files.input, "abc", queue_name)
+
+    def show(counts: Counts) -> None:  # checked by now, and not read again yet
+        write_input(files.input, left, queue_name)
+
+    async with working(echo):
+        with pytest.raises(InvalidJob, match=word):
+            await asyncio.wait_for(run_file(client, files, model=None, window=8, show=show), PATIENCE_S)
+    assert (tmp_path / "out.jsonl.run").exists()
 
 
 def test_the_command_is_listed() -> None:

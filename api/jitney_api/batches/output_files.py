@@ -35,6 +35,10 @@ class OutputFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise SettingsError(
+                f"cannot write {path}: it is a pipe or a device, and what is done must be kept in a file"
+            )
         try:
             self._file: BinaryIO = path.open("a+b")
         except OSError as error:
