@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from collections import Counter
@@ -22,6 +23,8 @@ from jitney import AsyncClient
 from jitney.connection import Redis
 from jitney.errors import InvalidJob, SettingsError
 from jitney.plugins import SUMMARIES
+from jitney_api.batches.output import Outcome
+from jitney_api.batches.output_files import OutputFile
 from jitney_api.batches.shell import BadLines, Counts, Files, run_file
 
 PROGRAM = """
@@ -305,6 +308,23 @@ async def test_an_input_that_changes_meanwhile_is_an_error_of_its_own_and_no_end
         with pytest.raises(InvalidJob, match=word):
             await asyncio.wait_for(run_file(client, files, model=None, window=8, show=show), PATIENCE_S)
     assert (tmp_path / "out.jsonl.run").exists()
+
+
+def test_a_full_disk_is_an_error_and_what_was_torn_off_is_cut_away(tmp_path: Path) -> None:
+    file = OutputFile(tmp_path / "out.jsonl")
+    file.add([Outcome(1, "answered", b'{"custom_id": "a"}\n')])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (24, hard))
+    try:
+        with pytest.raises(SettingsError, match=r"cannot write .*out\.jsonl: .*goes on from here"):
+            file.add([Outcome(2, "answered", b'{"custom_id": "b"}\n')])
+        file.close(keep_empty=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "out.jsonl").stat().st_size == 24
+    again = OutputFile(tmp_path / "out.jsonl")
+    assert again.held() == ["a"]
+    again.close(keep_empty=True)
 
 
 def test_the_command_is_listed() -> None:
