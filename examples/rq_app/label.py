@@ -41,10 +41,14 @@ def enqueue_summary(rq_queue: Queue, labels: list[Job], **options: Any) -> Job:
     return rq_queue.enqueue(GENERATE, prompt, max_tokens=32, depends_on=labels, job_timeout="1h", **options)
 
 
+def connect(url: str) -> Redis:
+    """With redis-py's own `socket_timeout`, five seconds, every longer wait for a result would be an error."""
+    return Redis.from_url(url, socket_timeout=None)
+
+
 def main() -> None:
     """Show every label, then the last sentence."""
-    connection = Redis.from_url(os.environ["RQ_REDIS_URL"])
-    queue = Queue("jitney", connection=connection, serializer="json")
+    queue = Queue("jitney", connection=connect(os.environ["RQ_REDIS_URL"]), serializer="json")
     tickets = Path(sys.argv[1]).read_text().splitlines()
     labels = enqueue_labels(queue, tickets)
     summary = enqueue_summary(queue, labels)

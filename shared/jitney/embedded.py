@@ -98,6 +98,10 @@ class EmbeddedServer:
         assert self._child is not None, "start() first"
         return self._child.pid
 
+    @property
+    def is_alive(self) -> bool:
+        return self._child is not None and self._child.poll() is None
+
     def start(self) -> EmbeddedServer:
         """Start the server and wait until it answers. Raises ServerError with the end of its log."""
         self.launch()

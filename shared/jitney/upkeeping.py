@@ -6,6 +6,7 @@ Workers keep their own queues in order as well. This is for queues without a wor
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -24,7 +25,10 @@ from jitney.webhooks.settings import WebhookSettings
 GROUP: Final = "jitney.upkeep"
 """Entry points: a duty's name, and `module:coroutine function (context: Upkeep) -> dict[str, int]`."""
 
-DUTY_TIMEOUT_S: Final = 60.0
+DUTY_TIMEOUT_S: Final = 90.0
+WEBHOOKS_S: Final = 15.0
+"""After which a round takes up no more of them. An attempt may take a minute, and is not cut off."""
+
 Duty = Callable[["Upkeep"], Awaitable[dict[str, int]]]
 """Does what is due now, and says how much of it there was."""
 
@@ -48,14 +52,15 @@ class ResumeSettings(BaseSettings):
     resume_mismatch: Literal["fail", "continue"] = "fail"
 
 
-async def keep_up(client: AsyncClient, entries: Iterable[EntryPoint] | None = None) -> dict[str, dict[str, int]]:
+async def keep_up(client: AsyncClient, entries: Iterable[EntryPoint] | None = None) -> dict[str, dict[str, int] | None]:
     """One round of every duty, one after the other. One that fails is logged, and does not stop the others.
 
-    entries: duties of other rooms; None: those that are installed. Returns what each that did not fail has done.
+    entries: duties of other rooms; None: those that are installed. Returns what each has done; None: it failed.
     """
-    done: dict[str, dict[str, int]] = {}
+    done: dict[str, dict[str, int] | None] = {}
     for name, find in _duties(entries):
         context = Upkeep(client, logger(part="upkeep", duty=name))
+        done[name] = None
         try:
             async with asyncio.timeout(DUTY_TIMEOUT_S):
                 done[name] = await find()(context)
@@ -101,4 +106,9 @@ async def sample_queues(context: Upkeep) -> dict[str, int]:
 async def deliver_webhooks(context: Upkeep) -> dict[str, int]:
     """What is due to be told, or told again, to somebody's server."""
     settings = WebhookSettings.load()
-    return {"tried": await deliver_due(context.client.redis, settings, limit=settings.max_at_once)}
+    num_tried, until = 0, time.monotonic() + WEBHOOKS_S
+    while True:
+        tried = await deliver_due(context.client.redis, settings, limit=settings.max_at_once)
+        num_tried += tried
+        if tried < settings.max_at_once or time.monotonic() > until:
+            return {"tried": num_tried}

@@ -19,15 +19,16 @@ from jitney import AsyncClient
 from jitney.cards import QueueCard, write_card
 from jitney.connection import Redis
 from jitney.embedded import EmbeddedServer
+from jitney.keys import BatchKeys
 from jitney.records import Limits
 from jitney.webhooks.announcements import BATCHES, Announcements
 from jitney.webhooks.settings import WebhookSettings
-from jitney_api.batches.assembly import Assembler
+from jitney_api.batches.assembly import Assembler, InputChanged
 from jitney_api.batches.catalog import Catalog
 from jitney_api.batches.files import DirectoryStore
 from jitney_api.batches.job import assemble
 from jitney_api.batches.ledger import Ledger, Order
-from jitney_api.batches.records import Batch, BatchTaken, FileRecord, new_file_id
+from jitney_api.batches.records import Batch, BatchTaken, FileRecord, FileUnknown, new_file_id
 from jitney_api.batches.settings import BatchSettings
 from jitney_api.tokenizers import Tokenizers
 
@@ -54,11 +55,8 @@ class Office:
     async def make(
         self, lines: bytes, *, window_s: int = DAY_S, endpoint: str = "/v1/completions", tenant: str = TENANT
     ) -> Batch:
-        async def parts() -> AsyncIterator[bytes]:
-            yield lines
-
         file = FileRecord(new_file_id(), tenant, "in.jsonl", "batch", len(lines))
-        await self.store.put(file.id, parts())
+        await self.store.put(file.id, _parts(lines))
         await self.catalog.keep(file, None)
         return await self.ledger.create(Order(tenant, endpoint, file.id, window_s=window_s))
 
@@ -350,6 +348,48 @@ async def test_redis_may_be_away_in_the_middle(tmp_path: Path) -> None:
     assert (ended.state, ended.completed) == ("completed", 20)
 
 
+async def test_chunks_that_a_rolled_back_server_has_forgotten_are_written_again(
+    office: Office, worker: ScriptedWorker, redis: Redis
+) -> None:
+    """As after a failover to a replica that was a little behind, while the assembler lived on."""
+    custom_ids = [f"line {n}" for n in range(30)]
+    batch = await office.make_of(custom_ids)
+    running = asyncio.create_task(office.assemble(batch, window=4))
+    await (await _next(worker)).finish("first")
+    await office.reaches(batch, 1)
+    await redis.delete(BatchKeys.done(batch.id), BatchKeys.chunks(batch.id))
+    await redis.hset(BatchKeys.batch(batch.id), mapping={"completed": 0, "input_tokens": 0, "output_tokens": 0})
+    async with working(Echo(worker)):
+        ended = await running
+    assert (ended.state, ended.completed, ended.fence) == ("completed", 30, 2)
+    output = await office.lines_of(ended.output_file_id)
+    assert sorted(line["custom_id"] for line in output) == sorted(custom_ids)
+    assert [line["response"]["body"]["choices"][0]["text"] for line in output].count("first") == 1
+
+
+@pytest.mark.parametrize("content", [None, b"cut off\n", b"cut\noff\n"])
+async def test_an_input_that_is_lost_on_the_way_ends_its_batch_when_it_is_cancelled_and_not_before(
+    office: Office, worker: ScriptedWorker, content: bytes | None
+) -> None:
+    batch = await office.make_of([f"line {n}" for n in range(20)])
+    running = asyncio.create_task(office.assemble(batch, window=4))
+    await (await _next(worker)).finish("done")
+    await office.reaches(batch, 1)
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    await office.store.delete(batch.input_file_id)
+    if content is not None:
+        await office.store.put(batch.input_file_id, _parts(content))
+    with pytest.raises((FileUnknown, InputChanged)):  # another worker may still see it
+        await office.assemble(batch)
+    await office.ledger.cancel(batch.id)
+    ended = await office.assemble(batch)
+    assert (ended.state, ended.total, ended.completed) == ("cancelled", 20, 1)
+    (line,) = await office.lines_of(ended.output_file_id)
+    assert line["response"]["body"]["choices"][0]["text"] == "done"
+
+
 async def test_the_held_job_tells_its_counts_and_its_end(
     office: Office, worker: ScriptedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,6 +410,10 @@ async def test_the_held_job_tells_its_counts_and_its_end(
     assert held.meta == {"total": 2, "completed": 2, "failed": 0}
     assert result == {"status": "completed", "total": 2, "completed": 2, "failed": 0}
     assert await assemble(held, "batch_" + "0" * 22) is None
+
+
+async def _parts(content: bytes) -> AsyncIterator[bytes]:
+    yield content
 
 
 async def _next(worker: ScriptedWorker) -> Any:

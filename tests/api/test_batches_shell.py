@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,10 @@ from tests.client.scripted_worker import ScriptedWorker
 
 from jitney import AsyncClient
 from jitney.connection import Redis
-from jitney.errors import SettingsError
+from jitney.errors import InvalidJob, SettingsError
 from jitney.plugins import SUMMARIES
+from jitney_api.batches.output import Outcome
+from jitney_api.batches.output_files import OutputFile
 from jitney_api.batches.shell import BadLines, Counts, Files, run_file
 
 PROGRAM = """
@@ -276,6 +280,51 @@ async def test_a_run_that_is_not_complete_goes_on_with_its_own_input_alone(
     write_input(files.input, ["a", "b"], queue_name)
     with pytest.raises(SettingsError, match="another input"):
         await run(client, files)
+
+
+async def test_what_cannot_be_read_again_or_added_to_is_refused(
+    client: AsyncClient, echo: Echo, queue_name: str, tmp_path: Path
+) -> None:
+    files = files_in(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidJob, match="pipe is a pipe"):
+        await run(client, replace(files, input=tmp_path / "pipe"))
+    write_input(files.input, ["a"], queue_name)
+    with pytest.raises(SettingsError, match="cannot write /dev/null"):
+        await run(client, replace(files, output=Path("/dev/null")))
+
+
+@pytest.mark.parametrize(("left", "word"), [(["a", "b"], "fewer lines"), (["a", "b", "a"], "line 3: custom_id 'a'")])
+async def test_an_input_that_changes_meanwhile_is_an_error_of_its_own_and_no_end(
+    client: AsyncClient, echo: Echo, queue_name: str, tmp_path: Path, left: list[str], word: str
+) -> None:
+    files = files_in(tmp_path)
+    write_input(files.input, "abc", queue_name)
+
+    def show(counts: Counts) -> None:  # checked by now, and not read again yet
+        write_input(files.input, left, queue_name)
+
+    async with working(echo):
+        with pytest.raises(InvalidJob, match=word):
+            await asyncio.wait_for(run_file(client, files, model=None, window=8, show=show), PATIENCE_S)
+    assert (tmp_path / "out.jsonl.run").exists()
+
+
+def test_a_full_disk_is_an_error_and_what_was_torn_off_is_cut_away(tmp_path: Path) -> None:
+    file = OutputFile(tmp_path / "out.jsonl")
+    file.add([Outcome(1, "answered", b'{"custom_id": "a"}\n')])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (24, hard))
+    try:
+        with pytest.raises(SettingsError, match=r"cannot write .*out\.jsonl: .*goes on from here"):
+            file.add([Outcome(2, "answered", b'{"custom_id": "b"}\n')])
+        file.close(keep_empty=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "out.jsonl").stat().st_size == 24
+    again = OutputFile(tmp_path / "out.jsonl")
+    assert again.held() == ["a"]
+    again.close(keep_empty=True)
 
 
 def test_the_command_is_listed() -> None:

@@ -25,10 +25,15 @@ LIVENESS_S = 60.0
 QUICK = ("--without-mingle", "--without-gossip")
 """A second less before a worker is ready."""
 MODULE = "tests.celery_bridge.celery_programs"
+CELERY = (
+    "import signal; from celery.__main__ import main; from jitney.tether import tether_forks; "
+    "tether_forks(signal.SIGKILL); main()"
+)
+"""`python -m celery`, whose forks (beat is one) end with it, also when it is killed."""
 
 
 def make_app(url: str, visibility_s: float = 3_600.0) -> Celery:
-    app = Celery("of-a-test", broker=url, backend=url)
+    app = Celery("of-a-test", broker=url, backend=os.environ.get("OF_A_TEST_BACKEND", url))
     transport = {"visibility_timeout": visibility_s, "unacked_restore_throttle": 1, "polling_interval": 0.2}
     app.conf.update(
         accept_content=os.environ.get("OF_A_TEST_ACCEPT", "json").split(),
@@ -44,6 +49,7 @@ def make_app(url: str, visibility_s: float = 3_600.0) -> Celery:
     )
     install(app, hold=os.environ.get("OF_A_TEST_HOLD", "1") == "1", upkeep=False)
     app.register_task(Stubborn())
+    app.register_task(Polite())
     for task in (echo, collect, note):
         app.task(task, name=f"test.{task.__name__}")
     return app
@@ -57,6 +63,15 @@ class Stubborn(Generation):
     max_retries = 1
     default_retry_delay = 0
     retry_backoff = False
+
+
+class Polite(Generation):
+    """Asks for something else than its arguments say."""
+
+    name = "test.polite"
+
+    def run(self, topic: str) -> dict[str, Any]:
+        return super().run(f"Tell me of {topic}, please")
 
 
 def echo(answer: dict[str, Any]) -> str:
@@ -81,7 +96,7 @@ class Worker:
     def __init__(self, module: str, url: str, *options: str, cwd: Path, environment: Mapping[str, str]) -> None:
         self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115 (as long as the worker)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "celery", "-A", module, "worker", "-l", "info", *QUICK, *options],
+            [sys.executable, "-c", CELERY, "-A", module, "worker", "-l", "info", *QUICK, *options],
             cwd=cwd,
             env={**os.environ, "JITNEY_REDIS_URL": url, "OF_A_TEST_URL": url, "OMP_NUM_THREADS": "1", **environment},
             stdin=subprocess.DEVNULL,

@@ -165,6 +165,14 @@ async def test_a_task_that_is_tried_again_asks_for_a_new_job(app: Any, batch: Ba
         await got(again)
 
 
+async def test_a_task_with_a_run_of_its_own_asks_for_what_that_says(app: Any, batch: Batch) -> None:
+    result = app.send_task("test.polite", args=["cats"])
+    [turn] = await batch.turns()
+    assert turn.spec.prompt == "Tell me of cats, please"
+    await turn.finish("x")
+    assert (await got(result))["text"] == "x"
+
+
 async def test_monitors_hear_every_step(app: Any, batch: Batch) -> None:
     with events_of(app) as heard:
         result = generate(app, "secret words")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-from tests.celery_bridge.celery_programs import running
+from tests.celery_bridge.celery_programs import make_app, running
 from tests.celery_bridge.conftest import Batch, events_of, got, until
 
-from jitney.connection import Redis
+from jitney.connection import Redis, connect
+from jitney.embedded import EmbeddedServer
+from jitney.errors import JobFailed
 from jitney.keys import JobId
 
 VISIBILITY_S = 3.0
@@ -75,20 +78,30 @@ async def test_a_task_longer_than_the_visibility_timeout_is_handed_out_once(
 async def test_a_worker_that_stood_still_changes_nothing_any_more(
     app: Any, batch: Batch, redis_url: str, redis: Redis
 ) -> None:
+    note = app.tasks["test.note"]
     with running(redis_url, "-n", "still@%h", **SHORT) as still:
-        result = ask(app)
-        [turn] = await batch.turns()
+        good = ask(app)
+        bad = app.send_task("jitney.generate", args=["bad"], link_error=note.si("errback"))
+        turns = {turn.spec.prompt: turn for turn in await batch.turns(2)}
         still.send(signal.SIGSTOP)
         await asyncio.sleep(VISIBILITY_S + 0.5)  # the timeout itself is what is tested
         with running(redis_url, "-n", "other@%h", **SHORT) as other:
-            await asyncio.to_thread(other.until, "jitney.generate")
-            await turn.finish("x")
-            assert (await got(result))["text"] == "x"
+            await until(lambda: other.log.count("jitney.generate[") == 2)
+            await turns["hello"].finish("x")
+            await turns["bad"].fail({"type": "server_error", "code": "model_failed", "message": "it broke"})
+            assert (await got(good))["text"] == "x"
+            with pytest.raises(JobFailed):
+                await got(bad)
+            for result in (good, bad):  # as if it had been stopped just before it wrote this
+                meta = {"status": "STREAMING", "result": {"text": ""}, "traceback": None, "task_id": result.id}
+                await redis.set(f"celery-task-meta-{result.id}", orjson.dumps(meta))
             still.send(signal.SIGCONT)
             stats = app.control.inspect(timeout=30.0, limit=2)
             await until(lambda: [each["jitney"]["held"] for each in (stats.stats() or {}).values()] == [0, 0])
-            assert await noted(redis) == [b"('hello',)"]
-            assert (await got(app.AsyncResult(result.id)))["id"] == turn.id
+            assert sorted(await noted(redis)) == [b"('errback',)", b"('hello',)"]
+            assert (await got(app.AsyncResult(good.id)))["id"] == turns["hello"].id
+            with pytest.raises(JobFailed, match="it broke"):
+                await got(app.AsyncResult(bad.id))
 
 
 async def test_what_a_killed_worker_held_is_found_by_the_next_one(
@@ -202,6 +215,42 @@ async def test_connections_that_the_broker_drops(app: Any, batch: Batch, redis_u
         await turn.finish("y")
         assert (await got(later))["text"] == "y"
         assert await noted(redis) == [b"('hello',)", b"('later',)"]
+
+
+async def test_a_broker_that_is_restarted(batch: Batch, redis_url: str, tmp_path: Path) -> None:
+    """The jobs are on another server here: they go on meanwhile."""
+    with EmbeddedServer(tmp_path, tethered=True, appendfsync="always") as server:
+        broker, app = connect(server.url, name="jitney-test"), make_app(server.url)
+        with running(server.url, JITNEY_REDIS_URL=redis_url) as worker:
+            result = ask(app)
+            [turn] = await batch.turns()
+            server.kill()
+            await asyncio.to_thread(worker.until, "Cannot connect to")  # and goes on trying
+            server.start()
+            await until(lambda: worker.log.count("generate[") == 2)  # received again, long before the timeout
+            await turn.finish("x")
+            assert (await got(app.AsyncResult(result.id)))["text"] == "x"
+            assert await noted(broker) == [b"('hello',)"]
+        app.close()
+        await broker.aclose()
+
+
+async def test_a_celery_result_waits_for_its_backend(
+    batch: Batch, redis_url: str, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EmbeddedServer(tmp_path, tethered=True, appendfsync="always") as backend:
+        monkeypatch.setenv("OF_A_TEST_BACKEND", backend.url)
+        app = make_app(redis_url)
+        with running(redis_url) as worker:
+            result = app.send_task("jitney.generate", args=["hello"])
+            [turn] = await batch.turns()
+            backend.kill()
+            await turn.finish("x")
+            await until(lambda: "result_backend_away" in worker.log or "Traceback" in worker.log)
+            backend.start()
+            assert (await got(app.AsyncResult(result.id)))["text"] == "x"
+            await until(lambda: is_settled(redis))
+        app.close()
 
 
 async def test_a_celery_worker_that_prefetches_nothing_holds_all_the_same(

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from jitney.tether import tether
+
 LIVENESS_S = 90.0
 
 
@@ -28,6 +30,7 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=tether(signal.SIGKILL),
         )
         self.stdout: list[str] = []
         self._readers = [

@@ -139,6 +139,22 @@ def test_a_killed_worker_is_started_again_and_the_stream_it_was_in_goes_on(tiny_
     assert "".join(event.text for event in events) == undisturbed.text
 
 
+def test_a_killed_server_is_started_again_where_it_was_with_all_that_it_held(tiny_model: Path, tmp_path: Path) -> None:
+    with program(*up(tiny_model, tmp_path, "--workers", "1")) as stack:
+        ready = words(stack.until_line("ready "))
+        (server,) = [pid for pid in children_of(stack.pid) if b"-server " in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        with Client(ready["redis"], queue=ready["queue"]) as client:
+            before = client.generate("Once", max_tokens=4)
+            os.kill(server, signal.SIGKILL)
+            stack.until_line("the Redis server has ended; starting it again")
+            stack.until_line("the Redis server answers again")
+            assert client.generate("Once upon", max_tokens=4).finish_reason == "length"
+            assert client.job(before.id).result() == before
+        stack.terminate()
+        assert stack.wait() == 0
+    assert not any("Traceback" in line for line in stack.lines), stack.lines
+
+
 def test_the_death_of_the_api_ends_the_stack_says_who_and_how_and_leaves_nothing_behind(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from redis import Redis
+from redis.exceptions import ConnectionError
 from rq.job import Job
 
 
@@ -24,6 +26,21 @@ def on_failure(job: Job, connection: Redis, kind: type[BaseException], error: Ba
 
 def on_stopped(job: Job, connection: Redis) -> None:
     connection.rpush(f"said:{job.id}", "stopped")
+
+
+def note_in_file(job: Job, connection: Redis, result: Any) -> None:
+    """A callback that asks nothing of the server."""
+    with Path(job.meta["path"]).open("a") as file:
+        file.write(f"{job.id}\n")
+
+
+def lose_redis(job: Job, connection: Redis, result: Any) -> None:
+    raise ConnectionError("the application's own Redis is away")
+
+
+async def lose_it_too(held: Any) -> None:
+    """A held job of the application's own."""
+    raise ConnectionError("the application's own Redis is away")
 
 
 def break_down(job: Job, connection: Redis, result: Any) -> None:

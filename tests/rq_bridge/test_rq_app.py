@@ -7,7 +7,7 @@ import os
 import sys
 
 from examples.rq_app.callbacks import FAILURES, LABELS
-from examples.rq_app.label import enqueue_labels, enqueue_summary
+from examples.rq_app.label import connect, enqueue_labels, enqueue_summary
 from redis import Redis as SyncRedis
 from rq import Queue
 from rq.command import send_stop_job_command
@@ -83,3 +83,8 @@ async def test_the_rq_app_runs_as_its_readme_says(
     assert lines[0] == "bug          My parcel has not arrived."
     assert lines[-1] == "Well done."
     assert len(lines) == 5
+
+
+def test_the_rq_app_waits_for_a_result_as_long_as_it_says(redis_url: str) -> None:
+    with connect(redis_url) as connection:
+        assert connection.connection_pool.make_connection().socket_timeout is None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
+from typing import Any
 
 from redis import Redis as SyncRedis
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry as ConnectionRetry
-from rq import Queue
+from rq import Callback, Queue
 from rq.command import send_stop_job_command
 from tests.client.scripted_worker import ScriptedWorker
 from tests.e2e.programs import program
@@ -54,6 +55,34 @@ async def test_held_rq_jobs_outlive_a_killed_redis(tmp_path: Path) -> None:
             await eventually(stop, "stopped")
             await jitney.ends(turn.id, "cancelled")
             assert await jitney.num_waiting() == 0
+        await redis.aclose()
+
+
+async def test_held_rq_jobs_outlive_a_full_redis_and_their_callbacks_are_called_once(tmp_path: Path) -> None:
+    name = f"q{secrets.token_hex(6)}"
+    with EmbeddedServer(tmp_path, tethered=True) as server:
+        redis = connect(server.url, name="jitney-test")
+        await write_card(redis, name, QueueCard(model="m", max_model_len=2_048, vocab_size=1_000))
+        jitney = Jitney(ScriptedWorker(redis, name), name)
+        connection = SyncRedis.from_url(server.url)
+        queue = Queue("jitney", connection=connection, serializer="json")
+        own: dict[str, Any] = {
+            "on_success": Callback("tests.rq_bridge.rq_functions.note_in_file"),
+            "meta": {"path": str(tmp_path / "called")},
+        }
+        jobs = [queue.enqueue(GENERATE, f"p{n}", queue=name, **own) for n in range(NUM_JOBS)]
+        with program("rq-worker", "--redis-url", server.url) as process:
+            turns = await jitney.take(NUM_JOBS)
+            connection.config_set("maxmemory", 1)
+            for turn in turns:
+                await turn.finish("all the same")
+            for _ in range(3):
+                process.until_line('{"part": "rq", "error": "Command')
+            connection.config_set("maxmemory", 0)
+            for job in jobs:
+                await has_status(job, "finished")
+        called = (tmp_path / "called").read_text().split()
+        assert sorted(called) == sorted(job.id for job in jobs)
         await redis.aclose()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from rq.command import send_stop_job_command
 from rq.executions import Execution
 from rq.job import Job
 from rq.worker import BaseWorker
+from tests.client.scripted_worker import PATIENCE_S
 from tests.rq_bridge.conftest import Jitney, StartRqWorker, abandon, eventually, has_status
 from tests.rq_bridge.rq_functions import Touching, said
 
@@ -207,6 +210,44 @@ async def test_a_broken_callback_fails_the_rq_job_and_its_retry_finds_the_answer
     await has_status(job, "failed")
     assert "a callback of the application is broken" in failure_of(job)
     assert await jitney.num_waiting() == 0
+
+
+async def test_a_redis_of_the_callbacks_own_that_is_away_fails_the_rq_job_and_holds_up_no_other(
+    served: Queue, jitney: Jitney
+) -> None:
+    lost = Callback(f"{APP}.lose_redis")
+    job = served.enqueue(GENERATE, "Once", queue=jitney.queue_name, on_success=lost)
+    await (await jitney.take_one()).finish("x")
+    await has_status(job, "failed")
+    assert "the application's own Redis is away" in failure_of(job)
+    behind = served.enqueue(GENERATE, "Twice", queue=jitney.queue_name)
+    await (await jitney.take_one()).finish("y")
+    await has_status(behind, "finished")
+
+
+OWN_HELD_JOB = """
+import sys
+from importlib.metadata import EntryPoint
+from redis import Redis
+from jitney.rq.held import HeldJobs
+from jitney.rq.worker import HoldingWorker
+entry = EntryPoint("my_app.lose", "tests.rq_bridge.rq_functions:lose_it_too", "jitney.held_jobs")
+url, name = sys.argv[1:]
+HoldingWorker([name], connection=Redis.from_url(url), client_url=url, held_jobs=HeldJobs([entry])).work(burst=True)
+"""
+
+
+async def test_an_rq_job_that_cannot_reach_a_redis_of_its_own_fails(redis_url: str, rq_queue: Queue) -> None:
+    job = rq_queue.enqueue("my_app.lose")
+    worker = await asyncio.create_subprocess_exec(sys.executable, "-c", OWN_HELD_JOB, redis_url, rq_queue.name)
+    try:
+        await asyncio.wait_for(worker.wait(), PATIENCE_S)
+    finally:
+        if worker.returncode is None:
+            worker.kill()
+            await worker.wait()
+    assert job.get_status() == "failed"
+    assert "the application's own Redis is away" in failure_of(job)
 
 
 async def test_a_repeated_rq_job_is_generated_anew(served: Queue, jitney: Jitney) -> None:

@@ -14,6 +14,7 @@ from tests.webhooks.receiver import PATIENCE_S, SECRET, Receiver, Told, settings
 
 from jitney.connection import Redis
 from jitney.keys import Keys
+from jitney.tether import tether
 from jitney.webhooks.announcements import Announcements
 from jitney.webhooks.outbox import deliver_due
 
@@ -30,7 +31,12 @@ async def start(redis_url: str, receiver: Receiver) -> asyncio.subprocess.Proces
         "JITNEY_WEBHOOKS__SECRET": SECRET,
     }
     return await asyncio.create_subprocess_exec(
-        sys.executable, str(PROGRAM), redis_url, env=environment, stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        str(PROGRAM),
+        redis_url,
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        preexec_fn=tether(signal.SIGKILL),
     )
 
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from tests.conftest import WriteCard
 from tests.contract.contract_driver import Driver
-from tests.webhooks.receiver import PATIENCE_S, SECRET, Receiver, answer, settings_for
+from tests.webhooks.receiver import PATIENCE_S, SECRET, Receiver, Told, answer, settings_for
 
-from jitney import AsyncClient
+from jitney.async_client import AsyncClient
 from jitney.connection import Redis
-from jitney.errors import InvalidJob
+from jitney.errors import InvalidJob, SettingsError
 from jitney.keys import QUEUES, Keys
-from jitney.logs import listening
+from jitney.logs import listening, logger
 from jitney.messages import Event, usage_of
 from jitney.queue import Ending, Queue
 from jitney.tasks import end_tasks
-from jitney.upkeeping import keep_up
+from jitney.upkeeping import Upkeep, deliver_webhooks, keep_up
 from jitney.webhooks.announcements import BATCHES, Announcements
 from jitney.webhooks.events import event_id
 from jitney.webhooks.outbox import Verdict, after_failure, announce, deliver_due, judge, keep_delivering
@@ -403,3 +403,37 @@ def test_a_busy_endpoint_may_ask_for_a_longer_wait_for_its_webhook(
 def test_the_outbox_of_batch_webhooks_is_no_queues() -> None:
     with pytest.raises(InvalidJob):
         Keys(BATCHES.strip("{}").partition(":")[2])
+
+
+async def test_upkeep_delivers_every_webhook_that_is_due_but_only_so_many_at_once(
+    redis_url: str, outbox: Announcements, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITNEY_WEBHOOKS__ALLOWED_HOSTS", f"127.0.0.1:{receiver.port}")
+    for name, value in {"PRIVATE_HOSTS": "127.0.0.1", "ALLOW_HTTP": "1", "SECRET": SECRET, "MAX_AT_ONCE": "2"}.items():
+        monkeypatch.setenv(f"JITNEY_WEBHOOKS__{name}", value)
+    for number in range(5):
+        await outbox.add(f"q.{number}", "job", "finished", receiver.url())
+    under_way, most = 0, 0
+
+    async def count(_: Told) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.05)  # long enough for others to come in
+        under_way -= 1
+
+    receiver.on_told = count
+    async with AsyncClient(redis_url) as client:
+        assert await deliver_webhooks(Upkeep(client, logger())) == {"tried": 5}
+    assert most == 2
+    monkeypatch.setenv("JITNEY_WEBHOOKS__SECRET", "nonsense")
+    async with AsyncClient(redis_url) as client:
+        with pytest.raises(SettingsError, match=r"webhooks\.secret: must be whsec_"):
+            await deliver_webhooks(Upkeep(client, logger()))
+
+
+async def test_a_damaged_record_holds_up_no_other_webhook(outbox: Announcements, driver: Driver) -> None:
+    for id in ("q.1", "q.2"):
+        await outbox.add(id, "job", "finished", "https://hooks.example.com/")
+    await driver.redis.hset(driver.keys.hook("q.1"), "tries", "many")
+    assert {one.id: one.number for one in await outbox.claim(10, LEASE_S)} == {"q.1": 1, "q.2": 1}

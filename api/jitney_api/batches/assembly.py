@@ -48,6 +48,16 @@ Show = Callable[[Batch], Awaitable[None]]
 """Tells somebody how far the batch is."""
 
 
+class InputChanged(JitneyError):
+    """Lines that were valid are so no more: the content is another one, or this version of the program."""
+
+    type = "invalid_request_error"  # to RQ: another attempt ends the same way
+    code = "input_changed"
+
+    def __init__(self, batch: Batch, what: str) -> None:
+        super().__init__(f"the input of batch {batch.id} has changed: {what}")
+
+
 class Assembler:
     """Belongs to one event loop; may assemble several batches beside each other."""
 
@@ -75,9 +85,12 @@ class Assembler:
         batch = await patiently(lambda: self._ledger.begin(batch_id))
         if not batch.is_ended and not batch.total:
             batch = await self._validate(batch)
-        if not batch.is_ended:
+        while not batch.is_ended:
             batch = await self._answer(batch)
-            batch = await self._end(batch)
+            if await self._is_answered(batch):
+                batch = await self._end(batch)
+            else:  # the server was rolled back, and has forgotten chunks: their names must not come again
+                batch = await patiently(lambda: self._ledger.begin(batch_id))
         await announce_end(self._client.redis, self._webhooks, batch)
         await self._show(batch)
         return batch
@@ -106,7 +119,7 @@ class Assembler:
 
     @contextlib.asynccontextmanager
     async def _input(self, batch: Batch) -> AsyncIterator[BinaryIO]:
-        file = await asyncio.to_thread(self._store.open_read, batch.input_file_id)
+        file = await patiently(lambda: asyncio.to_thread(self._store.open_read, batch.input_file_id))
         try:
             yield file
         finally:
@@ -139,9 +152,18 @@ class Assembler:
         watching = asyncio.create_task(self._watch(batch, window))
         try:
             await window.run(self._lines_left(batch, progress), keep)
+        except (FileUnknown, InputChanged):
+            if not window.is_stopped:
+                raise
+            # Nobody will ever read those lines: without this the batch would be taken up again for ever.
         finally:
             await end_tasks([watching])
         return newest
+
+    async def _is_answered(self, batch: Batch) -> bool:
+        if batch.state == "cancelling" or time.time() >= batch.expires_at:
+            return True
+        return (await patiently(lambda: self._ledger.progress(batch.id))).num_done >= batch.total
 
     async def _watch(self, batch: Batch, window: Window) -> None:
         """Whether the batch is cancelled, or its time is over."""
@@ -155,8 +177,10 @@ class Assembler:
             async with contextlib.aclosing(in_blocks(reader)) as ones:
                 async for one in ones:
                     if isinstance(one, LineError):
-                        raise JitneyError(f"the input of batch {batch.id} has changed: line {one.line}: {one.message}")
+                        raise InputChanged(batch, f"line {one.line}: {one.message}")
                     yield one
+        if reader.num_lines != batch.total:
+            raise InputChanged(batch, f"it had {batch.total} lines, and has {reader.num_lines}")
 
     async def _commit(self, batch: Batch, chunks: Sequence[Chunk]) -> Batch:
         """Once, though Redis may have done it without our hearing of it."""

@@ -73,6 +73,10 @@ class Progress:
         index, bit = divmod(line, 8)
         return index < len(self.done) and bool(self.done[index] & (0x80 >> bit))
 
+    @property
+    def num_done(self) -> int:
+        return int.from_bytes(self.done).bit_count()
+
 
 class Ledger:
     """Whoever assembles a batch takes its fence with `begin`; what it does after another one's `begin` is BatchTaken.

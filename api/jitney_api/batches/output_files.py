@@ -5,6 +5,7 @@ Beside the output file stands `<name>.run` for as long as the run is not complet
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -35,6 +36,10 @@ class OutputFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise SettingsError(
+                f"cannot write {path}: it is a pipe or a device, and what is done must be kept in a file"
+            )
         try:
             self._file: BinaryIO = path.open("a+b")
         except OSError as error:
@@ -71,15 +76,22 @@ class OutputFile:
         self._file.truncate(0)
 
     def add(self, outcomes: Sequence[Outcome]) -> None:
-        """On disk when it returns."""
-        if outcomes:
+        """On disk when it returns. Raises SettingsError where there is no room."""
+        if not outcomes:
+            return
+        try:
             self._file.write(b"".join(outcome.text for outcome in outcomes))
             self._file.flush()
             os.fsync(self._file.fileno())
+        except OSError as error:
+            raise SettingsError(
+                f"cannot write {self.path}: {error.strerror}; once that is mended, the same command goes on from here"
+            ) from None
 
     def close(self, *, keep_empty: bool) -> None:
         is_empty = self.path.stat().st_size == 0
-        self._file.close()
+        with contextlib.suppress(OSError):  # what found no room is tried once more, and was told already
+            self._file.close()
         if is_empty and not keep_empty:
             self.path.unlink()
 

@@ -116,6 +116,8 @@ async def run_file(
             async with _tokenizers(client) as tokenizers:
                 riding = Window(client, tokenizers, terms, size=window, max_hold_s=MAX_HOLD_S)
                 await riding.run(_lines_left(files.input, model, done), keep)
+            if counts.done < counts.total:
+                raise InvalidJob(f"{files.input} has changed since it was checked: it has fewer lines now")
         complete(files.output)
     return counts
 
@@ -163,6 +165,8 @@ def _output_files(files: Files) -> Iterator[tuple[OutputFile, OutputFile]]:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[BinaryIO]:
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise InvalidJob(f"{path} is a pipe or a device, and the input is read more than once: name a file")
     try:
         file = path.open("rb")
     except OSError as error:

@@ -83,13 +83,22 @@ class Window:
             self._why = why
             self._stopped.set()
 
+    @property
+    def is_stopped(self) -> bool:
+        return self._why is not None
+
     async def run(self, lines: AsyncGenerator[Line, None], keep: Keep) -> None:
-        """Every line comes in, and its outcome is kept, in whatever order they end. Raises what `keep` raises."""
+        """Every line comes in, and its outcome is kept, in whatever order they end.
+
+        Raises what `lines` and `keep` raise.
+        """
         tasks = [
             asyncio.create_task(part) for part in (self._let_all_in(lines), self._keep_all(keep), self._clear_at_stop())
         ]
         try:
             await asyncio.gather(*tasks[:2])
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None  # in a group nobody would know it: neither a shell nor RQ's retries
         finally:
             await end_tasks(tasks)
 

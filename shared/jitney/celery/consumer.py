@@ -14,7 +14,7 @@ from celery.utils.log import get_logger
 from celery.worker import state
 from kombu.common import ignore_errors
 
-from jitney.celery.heartbeat import keep_invisible, seconds_between
+from jitney.celery.heartbeat import bring_again, keep_invisible, seconds_between
 from jitney.celery.pool import HeldPool
 from jitney.celery.settings import celery_settings
 from jitney.celery.station import station
@@ -69,16 +69,18 @@ class HoldingStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._settings = celery_settings()
 
     def start(self, consumer: Any) -> None:
-        """Put our strategy in the place of Celery's, for every task that generates."""
+        """Put our strategy in the place of Celery's, for every task that does nothing but generate."""
         if self._pool is None:
             # Not earlier: a pool of processes has been forked by now, and takes no thread of ours along.
             self._pool = HeldPool(
                 station(), self._settings, post=_post_to(consumer), qos=lambda: getattr(consumer, "qos", None)
             )
+            _outlive_the_broker(consumer)
         turnout = Turnout(consumer, self._pool)
         for name, task in consumer.app.tasks.items():
-            if isinstance(task, Generation):
+            if isinstance(task, Generation) and task.is_only_a_job:
                 consumer.strategies[name] = task.start_strategy(consumer.app, turnout)
+        bring_again(consumer, self._pool)
         self._watch(consumer)
 
     def _watch(self, consumer: Any) -> None:
@@ -134,6 +136,22 @@ def _end_revoked(pool: HeldPool) -> None:
             request.expires = None
         if ride.recording is None:
             request.revoked()
+
+
+def _outlive_the_broker(consumer: Any) -> None:
+    """Celery closes a lost connection by giving back what is unacknowledged, and ends when Redis is still away then.
+
+    What is held is asked for again later (`bring_again`); what only waits comes after the visibility timeout.
+    """
+    close = consumer.on_connection_error_after_connected
+
+    def close_what_is_lost(error: Exception) -> None:
+        try:
+            close(error)
+        except Exception as trouble:
+            _log.warning("jitney: the lost connection to the broker could not be closed in order: %r", trouble)
+
+    consumer.on_connection_error_after_connected = close_what_is_lost
 
 
 def _post_to(consumer: Any) -> Callable[[Callable[[], None]], object]:

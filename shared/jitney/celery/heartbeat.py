@@ -33,6 +33,21 @@ def keep_invisible(consumer: Any, pool: HeldPool) -> int:
     return len(tags)
 
 
+def bring_again(consumer: Any, pool: HeldPool) -> None:
+    """Have the broker send by this connection what a lost one has brought, and could not give back.
+
+    Who lost its connection because the broker was away had nobody to give it back to: it would come again after the
+    visibility timeout, and could not be acknowledged until then. What was given back is not sent twice.
+    """
+    channel = getattr(consumer.task_consumer, "channel", None)
+    if not isinstance(channel, Channel):
+        return
+    for ride in pool:
+        message = ride.newest.request.message
+        if message.channel is not channel:
+            channel.qos.restore_by_tag(message.delivery_tag)
+
+
 def _tags(pool: HeldPool, channel: Channel) -> Iterable[str]:
     """Of this connection's messages: those of a lost one have been handed out anew."""
     for ride in pool:

@@ -17,6 +17,7 @@ from jitney.celery.ride import Passenger, Ride
 from jitney.celery.settings import CelerySettings
 from jitney.celery.settling import Settlement
 from jitney.celery.station import Station
+from jitney.connection import pause_s
 from jitney.logs import logger
 
 T = TypeVar("T")
@@ -127,7 +128,9 @@ class HeldPool:
 
     async def _record(self, ride: Ride, outcome: Outcome, settlement: Settlement) -> None:
         try:
-            if not await settlement.claim() and not await self._in_thread(ride.is_still_streaming):
+            await self._until_backend_answers(ride)
+            if not await settlement.claim():
+                await self._in_thread(lambda: ride.restore(outcome))
                 self._post(ride.end_silently)
                 return
             ended = await self._in_thread(lambda: ride.record(outcome))
@@ -137,6 +140,18 @@ class HeldPool:
             self._post(lambda: ride.end(lambda: ride.newest.error_callback(error)))
         else:
             self._post(lambda: ride.end(lambda: ride.newest.callback(ended)))
+
+    async def _until_backend_answers(self, ride: Ride) -> None:
+        """What is recorded while the result backend is away is lost: Celery makes a failure of it, and drops that."""
+        num_failures = 0
+        while True:
+            try:
+                await self._in_thread(ride.stored_state)
+                return
+            except Exception as error:
+                self._log.warning("result_backend_away", error=type(error).__name__)
+                await asyncio.sleep(pause_s(num_failures))
+                num_failures += 1
 
     async def _tell_for_ever(self) -> None:
         """One after the other, and a pause: however many are held, they cost the backend no more than it can take."""

@@ -9,8 +9,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from celery import states
+from celery.backends.base import DisabledBackend
+from celery.backends.rpc import RPCBackend
 from celery.worker.state import task_ready
 
 from jitney.bridging import Partial
@@ -18,6 +21,9 @@ from jitney.celery.outcome import STREAMING, Outcome, recording
 
 if TYPE_CHECKING:
     from jitney.celery.pool import HeldPool
+
+_UNASKED: Final = (DisabledBackend, RPCBackend)
+"""These keep nothing, or send it once to whoever asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ class Passenger:
 class Ride:
     """passengers: the task's messages; more than one when the broker hands it out again while it is held.
 
-    Belongs to the thread that consumes messages, but for `tell`, `record` and `is_still_streaming`.
+    Belongs to the thread that consumes messages, but for `tell`, `record`, `stored_state` and `restore`.
     """
 
     def __init__(self, pool: HeldPool, key: str, first: Passenger) -> None:
@@ -103,10 +109,30 @@ class Ride:
             request.task.backend.store_result(request.id, said, STREAMING, request=request._context)
             self._num_told = said["num_tokens"]
 
-    def is_still_streaming(self) -> bool:
-        """Whether somebody wrote a partial text over how the task had ended."""
+    def stored_state(self) -> str | None:
+        """What the result backend says of the task; None for one that nobody asks. Raises whatever that raises."""
         request = self.newest.request
-        return not request.ignore_result and bool(request.task.backend.get_state(request.id) == STREAMING)
+        backend = request.task.backend
+        if request.ignore_result or isinstance(backend, _UNASKED):
+            return None
+        return str(backend.get_state(request.id))
+
+    def restore(self, outcome: Outcome) -> None:
+        """Somebody else has recorded it. If a partial text was written over that: its end anew, and no callback."""
+        with self._writing:
+            self.is_over = True
+        request = self.newest.request
+        task = request.task
+        if self.stored_state() != STREAMING:
+            return
+        value: Any
+        try:
+            value, state = outcome(), states.SUCCESS
+        except Exception as error:
+            if isinstance(error, tuple(getattr(task, "autoretry_for", ()))):
+                return  # it is the next attempt that speaks
+            value, state = error, states.FAILURE
+        task.backend.store_result(request.id, value, state, request=request._context)
 
     def record(self, outcome: Outcome) -> Any:
         """Run the task's own end as Celery's pools do: results, callbacks, chains, retries, signals."""

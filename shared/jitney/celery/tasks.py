@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 from celery import Task, shared_task
 from celery.exceptions import SoftTimeLimitExceeded
@@ -18,12 +18,14 @@ from jitney.errors import InvalidJob, JobEnded
 from jitney.tasks import end_tasks
 from jitney.upkeeping import keep_up
 
+GENERATE: Final = "jitney.generate"
+
 
 class Generation(Task):  # type: ignore[misc]
     """`jitney.generate(prompt, messages, *, queue, **options)`: options as `AsyncClient.enqueue` takes them.
 
     Returns the answer (`jitney.bridging.answer_of`). A subclass may set `autoretry_for` and kin; the consumer holds it
-    all the same.
+    all the same. One with a `run` of its own is run by the pool: nobody else knows what it asks for.
     """
 
     abstract = True
@@ -39,6 +41,11 @@ class Generation(Task):  # type: ignore[misc]
         if outcome is not None:
             return outcome()
         return self._wait(asked_of(self.request.id or "", self.request.retries, args, kwargs))
+
+    @property
+    def is_only_a_job(self) -> bool:
+        """Whether its message says all that it asks for, so that it can be held instead of run."""
+        return type(self).run is Generation.run or self.name == GENERATE
 
     @property
     def _is_ignored(self) -> bool:
@@ -72,13 +79,13 @@ class Generation(Task):  # type: ignore[misc]
                 self.update_state(task_id, STREAMING, partial.shape())
 
 
-@shared_task(name="jitney.generate", base=Generation, bind=True)  # type: ignore[untyped-decorator]
+@shared_task(name=GENERATE, base=Generation, bind=True)  # type: ignore[untyped-decorator]
 def generate(self: Generation, *args: Any, **kwargs: Any) -> dict[str, Any]:
     return Generation.run(self, *args, **kwargs)
 
 
 @shared_task(name="jitney.upkeep", ignore_result=True, expires=60)  # type: ignore[untyped-decorator]
-def upkeep() -> dict[str, dict[str, int]]:
+def upkeep() -> dict[str, dict[str, int] | None]:
     """One round of upkeep, as `jitney janitor --once`."""
     here = station()
     return here.wait(keep_up(here.client))

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
-from typing import Final
+import functools
+import inspect
+from typing import Any, Final
 
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from rq.job import Job
 from rq.rate_limit import release_slot
 from rq.utils import now
 
+from jitney.errors import JitneyError
 from jitney.logs import logger
 from jitney.rq.held import is_hopeless
 from jitney.rq.holder import Holding
 from jitney.rq.scheduling import SchedulingWorker
 from jitney.rq.standing import Standing, standing
 
-LOST: Final = (RedisConnectionError, RedisTimeoutError)
-"""Redis is away: what it was asked for is asked again."""
+LOST: Final = (RedisConnectionError, RedisTimeoutError, OutOfMemoryError, ReadOnlyError)
+"""Redis is away, full, or a replica since just now: what it was asked for is asked again."""
 
 _log = logger(part="rq")
+
+
+class CallbackFailed(JitneyError):
+    """A callback could not reach a Redis."""
+
+    code = "callback_failed"
 
 
 class FinishingWorker(SchedulingWorker):
@@ -36,16 +45,19 @@ class FinishingWorker(SchedulingWorker):
             job.ended_at = now()
             self._handle_stopped_job(job, queue, execution)
             return
-        try:
-            if holding.error is not None:
-                raise holding.error
-            self._finalize_success(job, queue, execution, holding.result)
-        except LOST:
-            raise  # Redis is away, not the result
-        except (Exception, asyncio.CancelledError) as error:
-            if is_hopeless(error):
-                job.retries_left = 0
-            self._finalize_failure(job, queue, execution, sys.exc_info())
+        error = holding.error
+        if error is None:
+            try:
+                _tell_apart(job)
+                self._finalize_success(job, queue, execution, holding.result)
+                return
+            except LOST:
+                raise  # Redis is away, not the result
+            except Exception as broken:
+                error = broken
+        if is_hopeless(error):
+            job.retries_left = 0
+        self._finalize_failure(job, queue, execution, (type(error), error, error.__traceback__))
 
     def _leave_or_keep(self, holding: Holding) -> Standing:
         """Where the job stands; one that is not ours any more leaves no trace of this execution."""
@@ -79,3 +91,19 @@ class FinishingWorker(SchedulingWorker):
             holding.rq_queue._enqueue_job(job, pipeline=pipeline, at_front=True)
             pipeline.execute()
         _log.info("job_given_back", rq_job=job.id)
+
+
+def _tell_apart(job: Job) -> None:
+    """A callback may ask a Redis of its own. Taken for ours it would be called for ever, and nothing behind it end."""
+    callback = job.success_callback
+    if callback is None or inspect.iscoroutinefunction(callback):  # RQ refuses those
+        return
+
+    @functools.wraps(callback)
+    def call(*arguments: Any) -> Any:
+        try:
+            return callback(*arguments)
+        except LOST as error:
+            raise CallbackFailed(f"a callback failed: {type(error).__name__}: {error}") from error
+
+    job._success_callback = call

@@ -11,7 +11,8 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', HOOKS, '-inf', NOW, 'LIMIT', 0, 
   if not (told[1] and told[2] and told[3]) then
     forget_hook(id)
   else
-    local tries = redis.call('HINCRBY', hook, 'tries', 1)
+    local tries = num(redis.call('HGET', hook, 'tries')) + 1  -- what is no number must not hold up all the others
+    redis.call('HSET', hook, 'tries', int(tries))
     redis.call('ZADD', HOOKS, NOW + lease_ms, id)
     taken[#taken + 1] = {id, told[1], told[2], told[3], int(num(told[4])), int(tries), int(num(told[5]))}
   end

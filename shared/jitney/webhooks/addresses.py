@@ -12,11 +12,21 @@ from typing import Final
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 METADATA: Final = frozenset(
-    map(ipaddress.ip_address, ("169.254.169.254", "168.63.129.16", "100.100.100.200", "192.0.0.192", "fd00:ec2::254"))
+    map(
+        ipaddress.ip_address,
+        (
+            *("169.254.169.254", "168.63.129.16", "100.100.100.200", "192.0.0.192"),
+            *("fd00:ec2::254", "fd20:ce::254", "fd00:c1::a9fe:a9fe"),
+        ),
+    )
 )
 """Where clouds tell a machine its secrets. Some of these look like anybody's address."""
 
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+
+_THIS_NETWORK: Final = ipaddress.IPv4Network("0.0.0.0/8")
+_USED: Final = tuple(map(ipaddress.IPv6Network, ("2000::/3", "fc00::/7", "::1/128", "64:ff9b::/96")))
+"""All else of IPv6 is nobody's, or was once somebody's: a network of this kind that still works may lead anywhere."""
 
 
 def refusal(text: str, *, private_too: bool) -> str | None:
@@ -58,8 +68,15 @@ def _trouble(address: Address, private_too: bool) -> str | None:
         return "is a metadata service's address"
     if address.is_link_local or address.is_multicast or address.is_unspecified:
         return "is a link-local, multicast or unspecified address"
+    if _is_reserved(address):
+        return "is a reserved address"
     if address.is_global:
         return None
-    if not (address.is_private or address.is_loopback):
-        return "is a reserved address"
     return None if private_too else "is a private or loopback address"
+
+
+def _is_reserved(address: Address) -> bool:
+    """Whether it is neither anybody's in the internet nor in a private network."""
+    if isinstance(address, ipaddress.IPv6Address):
+        return not any(address in network for network in _USED)
+    return address.is_reserved or address in _THIS_NETWORK or not (address.is_global or address.is_private)

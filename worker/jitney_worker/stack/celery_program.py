@@ -28,7 +28,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedule", required=True, help="where beat keeps when it last sent what")
     asked = parser.parse_args()
-    tether_forks(signal.SIGTERM)  # beat is forked
+    # Beat is forked, with our handlers until it has its own: SIGTERM in that moment would be noted, and no more.
+    tether_forks(signal.SIGKILL)
     worker_ready.connect(say_ready, weak=False)
     level = os.environ.get("JITNEY_LOG_LEVEL", "warning")
     app.worker_main(["--quiet", "worker", "--beat", "--schedule", asked.schedule, "--loglevel", level])

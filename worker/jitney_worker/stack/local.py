@@ -20,6 +20,7 @@ from jitney_worker.stack.children import Child
 
 READY_TIMEOUT_S = 300.0
 MAX_RESTARTS = 5
+LOOK_EVERY_S = 0.5
 API_GRACE_S = 3.0
 STOP_MARGIN_S = 5.0
 """Of the drain time, what is kept for handing jobs back, the API and the server."""
@@ -88,10 +89,30 @@ class LocalStack:
         await self._start_children()
 
     async def keep_up(self) -> NoReturn:
-        """A worker or a bridge that ends by itself is started again: its jobs wait in Redis, and their readers too.
+        """A worker, a bridge or the server that ends by itself is started again: jobs and their readers wait for it.
 
-        Raises ServerError that says which child ended, and how: the API, or others once too often.
+        Raises ServerError that says who ended, and how: the API, or others once too often.
         """
+        keeping = [asyncio.create_task(keep) for keep in (self._keep_children_up(), self._keep_server_up())]
+        try:
+            await asyncio.gather(*keeping)
+        finally:
+            await end_tasks(keeping)
+        raise AssertionError("neither of them returns")
+
+    async def _keep_server_up(self) -> None:
+        """Without its server everybody would wait for ever. It comes back where they look for it, with its file."""
+        for num_restarts in range(1, MAX_RESTARTS + 2):
+            while self._server is None or self._server.is_alive:  # noqa: ASYNC110 - another process
+                await asyncio.sleep(LOOK_EVERY_S)
+            if num_restarts > MAX_RESTARTS:
+                raise ServerError("the Redis server has ended once too often, so the whole stack stops")
+            print("the Redis server has ended; starting it again", file=sys.stderr, flush=True)
+            self._server.launch()
+            await asyncio.to_thread(self._server.wait_until_ready)
+            print("the Redis server answers again", file=sys.stderr, flush=True)
+
+    async def _keep_children_up(self) -> None:
         for num_restarts in range(1, MAX_RESTARTS + 2):
             child, how = await self._one_ended()
             if child is self._api or num_restarts > MAX_RESTARTS:
@@ -102,7 +123,6 @@ class LocalStack:
                 children[:] = [again if one is child else one for one in children]
             await again.start()
             await again.until_ready(READY_TIMEOUT_S)
-        raise AssertionError("the last round of the loop raises")
 
     async def _one_ended(self) -> tuple[Child, str]:
         """Wait for a child that ends by itself: which, and how."""
