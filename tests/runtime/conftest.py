@@ -36,8 +36,10 @@ async def start_worker(
     redis_url: str, queue_name: str, tokenizer: Tokenizer, write_queue_card: Callable[..., Awaitable[object]]
 ) -> StartWorker:
     """`async with start_worker(runner, engine={"max_num_seqs": 4}, lease={...}) as worker:` drained at the end."""
-    vocab_size = tokenizer.vocab_size
-    await write_queue_card(max_model_len=MAX_MODEL_LEN, vocab_size=vocab_size)
+    # As these workers would write it: one whose queue was forgotten compares it with its own.
+    await write_queue_card(
+        max_model_len=MAX_MODEL_LEN, vocab_size=tokenizer.vocab_size, tokenizer_digest=tokenizer.digest
+    )
 
     @contextlib.asynccontextmanager
     async def start(

@@ -159,7 +159,7 @@ class Choking:
 async def test_an_answer_that_cannot_be_spelled_fails_alone(
     redis_url: str, queue_name: str, client: AsyncClient, tokenizer: Tokenizer, write_queue_card: Any
 ) -> None:
-    await write_queue_card(vocab_size=tokenizer.vocab_size)
+    await write_queue_card(vocab_size=tokenizer.vocab_size, tokenizer_digest=tokenizer.digest)
     settings = load_settings(redis_url=redis_url, queue=queue_name)
     bad_answer, good_answer = expected([1], 20), expected([2], 20)
     poison = next(token for token in bad_answer if token not in good_answer)

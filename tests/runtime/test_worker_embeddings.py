@@ -31,7 +31,12 @@ async def client(
     client: AsyncClient, tokenizer: Tokenizer, start_worker: StartWorker, write_queue_card: WriteCard
 ) -> Any:
     """Of a queue whose card says that there are embeddings."""
-    await write_queue_card(max_model_len=MAX_MODEL_LEN, vocab_size=tokenizer.vocab_size, hidden_size=128)
+    await write_queue_card(
+        max_model_len=MAX_MODEL_LEN,
+        vocab_size=tokenizer.vocab_size,
+        tokenizer_digest=tokenizer.digest,
+        hidden_size=128,
+    )
     return client
 
 

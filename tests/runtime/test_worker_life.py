@@ -92,7 +92,7 @@ async def test_a_drain_waits_for_a_job_that_is_still_being_read_in(
     ears: Ears,
     max_tokens: int,
 ) -> None:
-    await write_queue_card(vocab_size=tokenizer.vocab_size)
+    await write_queue_card(vocab_size=tokenizer.vocab_size, tokenizer_digest=tokenizer.digest)
     settings = load_settings(redis_url=redis_url, queue=queue_name, worker={"drain_timeout_s": 3_600})
     gated = Gated(tokenizer)
     worker = Worker(settings, crew(settings, gated, HashModel(), {"num_blocks": 8}))  # type: ignore[arg-type]
@@ -186,7 +186,7 @@ async def test_a_job_whose_lease_is_lost_leaves_at_the_next_boundary_and_its_blo
     ears: Ears,
 ) -> None:
     """The engine is looked at where it stands before a step: nothing moves there."""
-    await write_queue_card(vocab_size=tokenizer.vocab_size)
+    await write_queue_card(vocab_size=tokenizer.vocab_size, tokenizer_digest=tokenizer.digest)
     turnstile = Turnstile(HashModel())
     settings = load_settings(redis_url=redis_url, queue=queue_name, lease={"duration_s": LONGER_THAN_A_PAUSE_S})
     made = crew(settings, tokenizer, turnstile, {"num_blocks": 32})

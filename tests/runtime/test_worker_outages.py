@@ -96,7 +96,7 @@ async def test_a_drain_ends_with_0_also_while_redis_is_away(
     write_queue_card: Any,
     how: Literal["hangs", "is killed"],
 ) -> None:
-    await write_queue_card(vocab_size=tokenizer.vocab_size)
+    await write_queue_card(vocab_size=tokenizer.vocab_size, tokenizer_digest=tokenizer.digest)
     settings = load_settings(redis_url=redis_url, queue=queue_name, worker={"drain_timeout_s": 0.1})
     turnstile = Turnstile(HashModel())
     worker = Worker(settings, crew(settings, tokenizer, turnstile, {}))
@@ -126,7 +126,7 @@ async def test_an_outage_while_a_job_is_read_in_does_not_end_it(
     write_queue_card: Any,
     ears: Ears,
 ) -> None:
-    await write_queue_card(vocab_size=tokenizer.vocab_size)
+    await write_queue_card(vocab_size=tokenizer.vocab_size, tokenizer_digest=tokenizer.digest)
     prompt = "Once upon a time"
     answer = expected(tokenizer.encode_prompt(prompt), 12)
     job = await client.enqueue(prompt, max_tokens=12, ignore_eos=True)
@@ -159,7 +159,7 @@ async def test_what_a_claim_gave_is_taken_up_when_its_reply_and_the_first_questi
     write_queue_card: Any,
     ears: Ears,
 ) -> None:
-    await write_queue_card(vocab_size=tokenizer.vocab_size)
+    await write_queue_card(vocab_size=tokenizer.vocab_size, tokenizer_digest=tokenizer.digest)
     async with CuttingProxy(redis_url).serve() as proxy:
         proxy.lose_reply_to = scripts.load("claim").sha.encode()
         job = await client.enqueue([1], max_tokens=5, ignore_eos=True)
