@@ -173,7 +173,7 @@ class Lookout:
     def _worker(self, view: WorkerView, readings: Readings | None, now: float) -> WorkerNow:
         past = self._pasts.setdefault(view.id, _Past())
         _remember(past, view, readings, now)
-        (then, num_then, outputs_then), (until, num_until, _) = past.tokens[0], past.tokens[-1]
+        (then, num_then, _), (until, num_until, _) = past.tokens[0], past.tokens[-1]
         span_s = until - then
         return WorkerNow(
             id=view.id,
@@ -197,7 +197,7 @@ class Lookout:
             num_preemptions=view.num_preemptions,
             num_takeovers=0 if readings is None else int(readings.value("jitney_leases_reclaimed_total")),
             tokens_per_s=(num_until - num_then) / span_s if span_s > 0 else 0.0,
-            seats=[_seat(seat, outputs_then, span_s) for seat in sorted(view.seats, key=lambda seat: seat.number)],
+            seats=[_seat(seat, past, now) for seat in sorted(view.seats, key=lambda seat: seat.number)],
             moves=[move.model_dump() for move in view.moves],
         )
 
@@ -222,9 +222,10 @@ def _counts(readings: Readings, name: str) -> list[int]:
     return list(readings.histogram(name).counts)
 
 
-def _seat(seat: SeatView, outputs_then: dict[tuple[str, int], int], span_s: float) -> SeatNow:
-    before = outputs_then.get((seat.job, seat.choice))
-    known = before is not None and span_s > 0
+def _seat(seat: SeatView, past: _Past, now: float) -> SeatNow:
+    """Its rate is since the first look of the window that saw it: whoever has just come has one soon."""
+    who = (seat.job, seat.choice)
+    then, before = next((at, outputs[who]) for at, _, outputs in past.tokens if who in outputs)
     return SeatNow(
         number=seat.number,
         job=seat.job,
@@ -235,7 +236,7 @@ def _seat(seat: SeatView, outputs_then: dict[tuple[str, int], int], span_s: floa
         num_computed_tokens=seat.num_computed_tokens,
         num_output_tokens=seat.num_output_tokens,
         max_output_tokens=seat.max_output_tokens,
-        tokens_per_s=(seat.num_output_tokens - before) / span_s if known and before is not None else None,
+        tokens_per_s=(seat.num_output_tokens - before) / (now - then) if now > then else None,
     )
 
 

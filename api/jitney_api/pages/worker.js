@@ -5,7 +5,7 @@ import { count, few, h, keep, mark, say, short, tint } from "./dom.js";
 const NUM_MOVES = 10;
 const NUM_FREE_SHOWN = 32;
 const LETTERS = { f: "free", c: "cached", u: "used", s: "shared" };
-const WORDS = { joined: "took", left: "left", preempted: "lost" };
+const WORDS = { joined: "took", left: "left", preempted: "preempted," };
 
 function percent(share) {
   return `${Math.max(0, Math.min(100, 100 * share)).toFixed(1)}%`;
@@ -117,6 +117,7 @@ class Blocks {
     while (this.cells.childElementCount < letters.length) this.cells.append(h("i"));
     [...this.cells.children].forEach((cell, place) => mark(cell, "class", LETTERS[letters[place]] ?? "free"));
     const told = Object.entries(numbers).map(([name, number]) => `${count(number)} ${name}`);
+    this.cells.classList.toggle("large", letters.length <= 160);
     mark(this.cells, "aria-label", `${count(worker.num_blocks)} KV blocks: ${told.join(", ")}`);
     keep(this.legend, Object.entries(numbers), ([name]) => name, ([name]) => h("li", {}, h("i", { class: name }), h("span")), (node, [name, number]) => say(node.lastChild, `${count(number)} ${name}`));
   }
@@ -126,7 +127,8 @@ class Moves {
   constructor(openJob) {
     this.openJob = openJob;
     this.list = h("ol", { class: "moves" });
-    this.node = h("div", {}, h("h4", {}, "Who came and went"), this.list);
+    this.nobody = h("p", { class: "faint" }, "Nobody yet.");
+    this.node = h("div", {}, h("h4", {}, "Who came and went"), this.nobody, this.list);
   }
 
   // A seat that was left in one step and taken in the next: that is what all of this is about.
@@ -138,7 +140,7 @@ class Moves {
     }));
     const shown = moves.slice(-NUM_MOVES).reverse();
     keep(this.list, shown, (move) => move.key, (move) => this.make(move), () => {});
-    if (!shown.length && !this.list.childElementCount) this.list.append(h("li", { class: "faint" }, "Nobody yet."));
+    this.nobody.hidden = shown.length > 0;
   }
 
   make(move) {
@@ -148,9 +150,8 @@ class Moves {
       { class: `${move.kind}${move.isNext ? " next" : ""}`, "data-step": move.step, "data-seat": move.seat, "data-job": move.job },
       h("span", { class: "step" }, `step ${count(move.step)}`),
       h("button", { type: "button", class: `name ${tint(move.job)}`, onclick: () => this.openJob(move.job) }, short(move.job)),
-      ` ${WORDS[move.kind]} ${where}`,
-      move.kind === "preempted" ? h("b", {}, "preempted") : null,
-      move.isNext ? h("span", { class: "chip" }, "free the step before") : null,
+      h("span", { class: "did" }, `${WORDS[move.kind]} ${where}`),
+      move.isNext ? h("span", { class: "chip", title: "Somebody sat there until the step before" }, "next step") : null,
     );
   }
 }
