@@ -87,9 +87,8 @@ async def overview(request: Request) -> Response:
     return Response(await glance(service_of(request).watchtower), media_type="application/json")
 
 
-@router.get(
-    "/v1/overview/events", tags=["queue"], responses={200: {"content": {"text/event-stream": {}}}}, response_model=None
-)
+# Not in the document: it never ends, and whoever calls every operation that is there would wait for it.
+@router.get("/v1/overview/events", include_in_schema=False)
 async def overview_events(request: Request) -> Response:
     """The same again and again, as server-sent events: `you`, `curves`, then `overview` or `trouble` twice a second.
 

@@ -125,7 +125,8 @@ class Lookout:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
-        self._pasts: dict[str, _Past] = {}
+        self._pasts: dict[tuple[str, str], _Past] = {}
+        """By queue and worker: the same name may work for two queues."""
         self._number = 0
         self.points: dict[str, deque[list[float | None]]] = {}
 
@@ -133,22 +134,22 @@ class Lookout:
         """Raises what Redis raises. Costs what `read_queue` does for each queue, and one short call for each worker."""
         cards = await list_cards(self._redis)
         self._number += 1
-        now, alive = time.time(), set[str]()
+        now, alive = time.time(), set[tuple[str, str]]()
         queues = []
         for name, card in cards.items():
             views = await list_views(self._redis, name)
-            alive |= {view.id for view, _ in views}
+            alive |= {(name, view.id) for view, _ in views}
             depth = await read_queue(self._redis, name, [view for view, _ in views])
             queues.append(self._queue(name, card.model, depth, views, now))
-        self._pasts = {id: past for id, past in self._pasts.items() if id in alive}
+        self._pasts = {who: past for who, past in self._pasts.items() if who in alive}
         self.points = {name: points for name, points in self.points.items() if name in cards}
         return Overview(self._number, now, queues)
 
     def _queue(
         self, name: str, model: str, depth: Readings, views: Sequence[tuple[WorkerView, Readings | None]], now: float
     ) -> QueueNow:
-        workers = [self._worker(view, readings, now) for view, readings in views]
-        pasts = [self._pasts[view.id] for view, _ in views]
+        workers = [self._worker(name, view, readings, now) for view, readings in views]
+        pasts = [self._pasts[name, view.id] for view, _ in views]
         queue = QueueNow(
             name=name,
             model=model,
@@ -170,8 +171,8 @@ class Lookout:
         self.points.setdefault(name, deque(maxlen=NUM_POINTS)).append(_point(queue, now))
         return queue
 
-    def _worker(self, view: WorkerView, readings: Readings | None, now: float) -> WorkerNow:
-        past = self._pasts.setdefault(view.id, _Past())
+    def _worker(self, queue: str, view: WorkerView, readings: Readings | None, now: float) -> WorkerNow:
+        past = self._pasts.setdefault((queue, view.id), _Past())
         _remember(past, view, readings, now)
         (then, num_then, _), (until, num_until, _) = past.tokens[0], past.tokens[-1]
         span_s = until - then
