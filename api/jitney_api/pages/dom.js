@@ -64,9 +64,14 @@ export function seconds(value) {
 
 export const clock = (at) => new Date(at * 1000).toLocaleTimeString([], { hour12: false });
 
-// The same job has the same colour everywhere on the page.
+// The same job has the same colour everywhere on the page; jobs that come one after the other have different ones.
+const tints = new Map();
+let numTints = 0;
+
 export function tint(job) {
-  let sum = 7;
-  for (const letter of job) sum = (sum * 31 + letter.charCodeAt(0)) % 99991;
-  return `tint-${sum % 8}`;
+  if (!tints.has(job)) {
+    if (tints.size >= 1000) tints.delete(tints.keys().next().value);
+    tints.set(job, numTints++ % 8);
+  }
+  return `tint-${tints.get(job)}`;
 }

@@ -214,9 +214,9 @@ class BlockManager:
             assert len(set(sequence.block_table)) == len(sequence.block_table), f"{sequence.id} holds a block twice"
             references.update(sequence.block_table)
         assert not unmade, "a copy is made for nobody"
-        assert self.num_shared == sum(count > 1 for count in references.values()), "shared blocks are miscounted"
         used = {block for block, count in enumerate(self._ref_counts) if count}
         assert all(self._ref_counts[block] == references[block] for block in range(self.num_blocks)), "ref counts"
+        assert self.num_shared == sum(count > 1 for count in references.values()), "shared blocks are miscounted"
         blank, cached = set(self._blank), set(self._cached)
         assert len(blank) == len(self._blank), "a block is free twice"
         assert len(blank) + len(cached) + len(used) == self.num_blocks, "free + used = total"
