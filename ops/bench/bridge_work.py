@@ -83,7 +83,7 @@ def main(words: Sequence[str]) -> None:
     elif words == ["celery"]:
         worker_ready.connect(say_ready, weak=False)
         app = celery_app(url, int(os.environ["BATCH"]))
-        app.worker_main(["worker", "--pool", "solo", "--loglevel", "error", "--quiet"])
+        app.worker_main(["--quiet", "worker", "--pool", "solo", "--loglevel", "error"])
     else:
         raise SystemExit(__doc__)
 

@@ -5,6 +5,7 @@ from importlib.metadata import version
 from jitney.async_client import AsyncClient, AsyncJob
 from jitney.client import Client, Job
 from jitney.errors import (
+    BadRecord,
     IdempotencyConflict,
     InvalidJob,
     JitneyError,
@@ -36,6 +37,7 @@ __version__ = version("jitney")
 __all__ = [
     "AsyncClient",
     "AsyncJob",
+    "BadRecord",
     "Choice",
     "Client",
     "Event",

@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec
 from typing import Any, Final, Literal
 
 from pydantic import Field
@@ -20,14 +18,13 @@ from jitney.async_client import AsyncClient
 from jitney.cards import list_cards
 from jitney.history import take_sample
 from jitney.logs import logger
+from jitney.webhooks.outbox import deliver_due
+from jitney.webhooks.settings import WebhookSettings
 
 GROUP: Final = "jitney.upkeep"
 """Entry points: a duty's name, and `module:coroutine function (context: Upkeep) -> dict[str, int]`."""
 
 DUTY_TIMEOUT_S: Final = 60.0
-MAX_WEBHOOKS: Final = 100
-"""In one round."""
-
 Duty = Callable[["Upkeep"], Awaitable[dict[str, int]]]
 """Does what is due now, and says how much of it there was."""
 
@@ -103,8 +100,5 @@ async def sample_queues(context: Upkeep) -> dict[str, int]:
 
 async def deliver_webhooks(context: Upkeep) -> dict[str, int]:
     """What is due to be told, or told again, to somebody's server."""
-    if find_spec("jitney.webhooks") is None:
-        return {}
-    outbox, settings = import_module("jitney.webhooks.outbox"), import_module("jitney.webhooks.settings")
-    tried = await outbox.deliver_due(context.client.redis, settings.WebhookSettings(), limit=MAX_WEBHOOKS)
-    return {"tried": int(tried)}
+    settings = WebhookSettings.load()
+    return {"tried": await deliver_due(context.client.redis, settings, limit=settings.max_at_once)}

@@ -27,6 +27,7 @@ from ops.bench import (
 )
 from typer.testing import CliRunner
 
+from jitney import progress
 from jitney.errors import SettingsError
 from jitney_worker.bench.cli import bench
 from jitney_worker.bench.options import BenchOptions
@@ -351,9 +352,10 @@ def test_one_command_that_fails_does_not_keep_the_others_from_running(
 @pytest.mark.usefixtures("small_cache")
 @pytest.mark.parametrize("mode", ["engine", "naive", "path", "static", "serial"])
 def test_every_mode_of_jitney_bench_writes_the_same_figures(
-    mode: str, tiny_model: Path, tiny_workload: Path, tmp_path: Path
+    mode: str, tiny_model: Path, tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In float32 they also say the same tokens."""
+    """In float32 they also say the same tokens. Whoever waits is told of every job that has ended."""
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
     figures = tmp_path / "figures.json"
     words = ["--workload", tiny_workload, "--model", tiny_model, "--name", "W1", "--mode", mode, "--dtype", "float32"]
     words += ["--num-threads", "1", "--limit", "4", "--json", figures]
@@ -361,6 +363,9 @@ def test_every_mode_of_jitney_bench_writes_the_same_figures(
     app.command()(bench)
     done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
     assert done.exit_code == 0, done.output
+    assert [line for line in done.stderr.splitlines() if line.startswith("W1")] == [
+        f"W1, mode {mode}: {n} of 4 jobs ({n / 4:.0%})" for n in range(1, 5)
+    ]
     found = json.loads(figures.read_text())
     assert (found["mode"], found["num_jobs"], found["output_tokens"], found["prompt_tokens"]) == (mode, 4, 18, 32)
     assert (found["dtype"], found["device"]) == ("float32", "cpu")

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from celery.result import AsyncResult
 from tests.celery_bridge.celery_programs import LIVENESS_S, Worker, make_app, running
 from tests.client.scripted_worker import ScriptedWorker, Turn
 
@@ -17,6 +18,9 @@ from jitney.cards import QueueCard, write_card
 from jitney.connection import Redis
 from jitney.embedded import EmbeddedServer
 from jitney.tasks import end_tasks
+
+# A result unsubscribes when it is forgotten: whenever that is, and from a server that may be gone by then.
+AsyncResult.__del__ = lambda _: None
 
 
 @pytest.fixture(scope="module")
@@ -102,24 +106,26 @@ async def until(holds: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def events_of(app: Any) -> Iterator[list[dict[str, Any]]]:
-    """What a monitor such as Flower hears."""
+    """What a monitor such as Flower hears, of workers that are there: each says every two seconds that it lives."""
     heard: list[dict[str, Any]] = []
-    stop = threading.Event()
+    stop, listens = threading.Event(), threading.Event()
+
+    def hear(event: dict[str, Any]) -> None:
+        heard.append(event)
+        listens.set()
 
     def listen() -> None:
         with app.connection() as connection:
-            receiver = app.events.Receiver(connection, handlers={"*": heard.append})
+            receiver = app.events.Receiver(connection, handlers={"*": hear})
             with receiver.consumer_context() as (own, _, _):
-                ready.set()
                 while not stop.is_set():
                     with contextlib.suppress(TimeoutError):
                         own.drain_events(timeout=0.2)
 
-    ready = threading.Event()
     thread = threading.Thread(target=listen)
     thread.start()
-    assert ready.wait(LIVENESS_S)
     try:
+        assert listens.wait(LIVENESS_S), "no worker lives"
         yield heard
     finally:
         stop.set()

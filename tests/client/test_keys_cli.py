@@ -71,7 +71,10 @@ async def test_for_the_settings_nothing_is_written(redis_url, redis, name):
     ("words", "said"),
     [
         (("--tenant", "a:b"), "error: tenant: tenant 'a:b' must match"),
-        (("--scope", "root"), "error: scopes.0: Input should be 'generate', 'read' or 'admin' (given: 'root')"),
+        (
+            ("--scope", "root"),
+            "error: scopes.0: Input should be 'generate', 'read', 'admin' or 'metrics' (given: 'root')",
+        ),
     ],
 )
 def test_an_impossible_field_is_refused_by_name_and_no_key_is_shown(redis_url, name, words, said):

@@ -192,7 +192,7 @@ def test_the_api_and_the_bridges_from_rq_and_celery_are_one_image_and_reach_the_
     assert volume in compose["volumes"]
     assert {service["environment"]["JITNEY_BATCH__FILES"] for service in services} == {f"{folder}/files"}
     image = (ROOT / "ops/api.Dockerfile").read_text()
-    assert '".[api,http,rq,celery]"' in image
+    assert '".[api,http,rq,celery,otel]"' in image
     assert f"install -d -o jitney {folder} {folder}/files" in image, "a volume of its own would be root's"
 
 

@@ -118,9 +118,9 @@ def test_nobody_gives_way_to_one_that_would_not_fit_all_the_same() -> None:
 def test_all_choices_of_a_job_come_on_as_soon_as_the_first_has_computed_their_prompt() -> None:
     model = HashModel()
     engine = full_of_bulk(model)
-    four = choices("living", 20, 3, n=4, arrival=99)
-    outcome = run(engine, four)
-    assert [outcome.steps[one.id][0] for one in four] == [4, 5, 5, 5]
+    four, behind = choices("living", 20, 3, n=4, arrival=99), request("behind", 5, 1, arrival=100)
+    outcome = run(engine, [*four, behind])
+    assert [outcome.steps[one.id][0] for one in (*four, behind)] == [4, 5, 5, 5, 4], "who comes after them passes them"
     assert [name for _, name in model.preempted][:4] == ["bulk3", "bulk2", "bulk1", "bulk0"]
     assert sum(model.steps[3][1].get(one.id, 0) for one in four) == 20, "the prompt once, and no seat kept meanwhile"
 

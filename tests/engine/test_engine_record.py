@@ -8,7 +8,7 @@ import pytest
 from scripted_model import HashModel, StepBroke, request, run, settings
 
 from jitney_worker.engine.engine import LocalEngine
-from jitney_worker.engine.sequence import SequenceId
+from jitney_worker.engine.sequence import BULK, SequenceId
 from jitney_worker.engine.settings import EngineSettings
 from jitney_worker.engine.witness import Came, Dropped, Step
 
@@ -193,6 +193,18 @@ def test_a_step_that_raised_is_not_in_the_record_and_what_it_decided_is_in_the_n
     assert [step.step for step in told.steps] == list(range(1, 19))
     (victim,) = told.steps[-1].preempted
     assert (told.numbers[victim.number], victim.num_computed_tokens) == ("s1", 32)
+
+
+def test_a_seat_that_bulk_gives_up_is_taken_in_the_same_step_of_the_record() -> None:
+    told = Told(settings(max_num_seqs=2))
+    for n in range(2):
+        told.engine.add(request(f"bulk{n}", 4, 20, arrival=n, band=BULK))
+    told.engine.step()
+    told.engine.add(request("living", 4, 2, arrival=9))
+    told.engine.step()
+    step = told.steps[-1]
+    assert [(told.numbers[one.number], one.seat) for one in step.preempted] == [("bulk1", 1)]
+    assert [(told.numbers[one.number], one.seat) for one in step.joined] == [("living", 1)]
 
 
 def test_the_record_counts_what_an_earlier_attempt_said_as_prefill() -> None:

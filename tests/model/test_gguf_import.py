@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from small_gguf import MERGES, TOKENS, write_gguf
 from tokenizers import Tokenizer
 
+from jitney import progress
 from jitney.errors import ModelError
 from jitney_worker.model.gguf_import import convert
 
@@ -41,6 +42,16 @@ def test_every_tensor_equals_what_transformers_reads_rounded_to_bfloat16(gguf_fi
     assert len(ours) == 2 + 2 * 9
     for name, tensor in ours.items():
         assert torch.equal(tensor, torch.as_tensor(theirs[name]).to(torch.bfloat16)), name
+
+
+def test_its_progress_is_told_tensor_by_tensor(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    convert(gguf_file, tmp_path)
+    lines = capsys.readouterr().err.splitlines()
+    num_tensors = len(lines)
+    assert lines[-1] == f"converting: {num_tensors} of {num_tensors} tensors (100%)"
 
 
 def test_transformers_loads_the_directory_without_a_missing_or_surplus_weight(converted: Path) -> None:

@@ -94,6 +94,21 @@ def test_metrics_count_what_gives_a_log_its_lost_end_back_once(tokenizer: Tokeni
     assert readings.numbers["jitney_jobs_left_total"] == {("finished",): 1}
 
 
+def test_metrics_count_a_write_that_redis_took_before_its_job_was_cancelled(tokenizer: Tokenizer) -> None:
+    """The cancel is heard first; the reply to the append comes after it."""
+    meters = Meters(ServerTime(), looks_up_prefixes=True)
+    riding(meters, tokenizer)
+    meters.left(Fence("f"), "cancelled")
+    meters.wrote(Append(JobId("q.a"), Fence("f"), 1, 2, [b"e"], num_prompt_tokens=2))
+    meters.wrote(Ending(JobId("q.a"), Fence("f"), 2, 3, "finished", [b"e"]))
+    assert meters.readings.value("jitney_generation_tokens_total") == 3
+    assert meters.readings.numbers["jitney_jobs_left_total"] == {("cancelled",): 1}
+    for number in range(2_000):
+        meters.claimed(delivery(fence=Fence(str(number))))
+        meters.left(Fence(str(number)), "lost")
+    assert len(meters._gone) < 1_000
+
+
 def test_metrics_of_latency_are_those_of_the_steps(tokenizer: Tokenizer) -> None:
     """The first joined in step 1 and read its prompt in two steps; the second one skipped a step (it was preempted)."""
     clock = ServerTime()

@@ -94,7 +94,7 @@ async def lived(
             for n, length in enumerate(LENGTHS)
         ]
         await cancelled.cancel()
-        await ears.until("job_lost")
+        await ears.until("job_cancelled")
         turnstile.open()
         results = [await job.result(LIVENESS_S) for job in jobs]
         left = await departures(redis, queue_name, len(jobs))

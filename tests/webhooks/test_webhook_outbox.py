@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from tests.conftest import WriteCard
 from tests.contract.contract_driver import Driver
-from tests.webhooks.receiver import PATIENCE_S, Receiver, answer, settings_for
+from tests.webhooks.receiver import PATIENCE_S, SECRET, Receiver, answer, settings_for
 
+from jitney import AsyncClient
 from jitney.connection import Redis
 from jitney.errors import InvalidJob
 from jitney.keys import QUEUES, Keys
@@ -18,6 +19,7 @@ from jitney.logs import listening
 from jitney.messages import Event, usage_of
 from jitney.queue import Ending, Queue
 from jitney.tasks import end_tasks
+from jitney.upkeeping import keep_up
 from jitney.webhooks.announcements import BATCHES, Announcements
 from jitney.webhooks.events import event_id
 from jitney.webhooks.outbox import Verdict, after_failure, announce, deliver_due, judge, keep_delivering
@@ -265,6 +267,24 @@ async def test_the_end_of_a_batch_is_announced_by_webhook_once(redis: Redis, rec
     assert told["POST /own HTTP/1.1"]["id"] == event_id("batch", "completed", "batch_1")
     assert told["POST /hook HTTP/1.1"]["data"] == {"id": "batch_2"}
     assert not [name async for name in redis.scan_iter(f"{BATCHES}:*")]
+
+
+async def test_the_upkeep_delivers_webhooks_where_no_api_does(
+    redis_url: str, redis: Redis, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_for(receiver, url=receiver.url())
+    await announce(redis, settings, event="batch.completed", object_id="batch_1")
+    own = {
+        "ALLOWED_HOSTS": ",".join(settings.allowed_hosts),
+        "PRIVATE_HOSTS": ",".join(settings.private_hosts),
+        "SECRET": SECRET,
+        "ALLOW_HTTP": "true",
+    }
+    for name, value in own.items():
+        monkeypatch.setenv(f"JITNEY_WEBHOOKS__{name}", value)
+    async with AsyncClient(redis_url) as client:
+        assert (await keep_up(client, []))["webhooks"] == {"tried": 1}
+    assert [told.event["type"] for told in receiver.told] == ["batch.completed"]
 
 
 async def test_a_batch_that_is_announced_again_while_its_webhook_is_under_way_is_not_told_twice(

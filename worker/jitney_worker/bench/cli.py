@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from jitney.errors import SettingsError
 from jitney.logs import configure
+from jitney.progress import progress
 from jitney_worker.bench.options import MODES, BenchOptions
 from jitney_worker.bench.report import figures, table
 from jitney_worker.bench.run import run
@@ -78,10 +80,10 @@ def bench(
     if json_file is not None and not json_file.parent.is_dir():
         raise SettingsError(f"--json {json_file}: there is no folder {json_file.parent}")
     chosen = load_workload(workload, name, rate_per_s=rate or 1.0, limit=limit)
-    console = Console()
-    with console.status(f"{name}, mode {mode}") as status:
-        measured = run(chosen, options, lambda said: status.update(f"{name}, mode {mode}: {said}"))
+    with progress(f"{name}, mode {mode}", len(chosen.jobs) * chosen.repeats, "jobs") as tell:
+        ended = count(1)
+        measured = run(chosen, options, lambda: tell(next(ended)))
     result = figures(chosen, mode, measured)
-    console.print(table(result))
+    Console().print(table(result))
     if json_file is not None:
         json_file.write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2))

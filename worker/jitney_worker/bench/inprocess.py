@@ -11,7 +11,7 @@ from typing import Any
 from jitney.errors import ModelError
 from jitney_worker.bench.profile import StepProfile
 from jitney_worker.bench.quiet import other_cores, reading
-from jitney_worker.bench.rides import Ride, Run, await_memory, peak_rss_mb
+from jitney_worker.bench.rides import AfterEach, Ride, Run, await_memory, peak_rss_mb, unwatched
 from jitney_worker.bench.workloads import BenchJob, Workload
 from jitney_worker.engine.engine import LocalEngine
 from jitney_worker.engine.protocol import Engine
@@ -35,24 +35,33 @@ class _Rider:
 
 
 def measure_engine(
-    engine: LocalEngine, workload: Workload, features: Mapping[str, Any], *, profiled: bool = False
+    engine: LocalEngine,
+    workload: Workload,
+    features: Mapping[str, Any],
+    *,
+    profiled: bool = False,
+    after_each: AfterEach = unwatched,
 ) -> Run:
     """Warm up, prime, run (the best of `repeats`). Raises what the engine raises for a job that cannot run here."""
     await_memory()
     ride_engine(engine, workload.warm)
     ride_engine(engine, workload.prime)
     profile = StepProfile(engine) if profiled else None
-    runs = [_timed(engine, workload.jobs, features, profile) for _ in range(workload.repeats)]
+    runs = [_timed(engine, workload.jobs, features, profile, after_each) for _ in range(workload.repeats)]
     return min(runs, key=lambda run: run.wall_s)
 
 
 def _timed(
-    engine: LocalEngine, jobs: Sequence[BenchJob], features: Mapping[str, Any], profile: StepProfile | None
+    engine: LocalEngine,
+    jobs: Sequence[BenchJob],
+    features: Mapping[str, Any],
+    profile: StepProfile | None,
+    after_each: AfterEach,
 ) -> Run:
     if profile is not None:
         profile.reset()
     num_preemptions, before, start = engine.snapshot().num_preemptions, reading(), time.monotonic()
-    rides = ride_engine(engine, jobs)
+    rides = ride_engine(engine, jobs, after_each=after_each)
     wall_s, after = time.monotonic() - start, reading()
     return Run(
         rides,
@@ -67,7 +76,11 @@ def _timed(
 
 
 def ride_engine(
-    engine: Engine, jobs: Sequence[BenchJob], *, after_step: Callable[[], None] | None = None
+    engine: Engine,
+    jobs: Sequence[BenchJob],
+    *,
+    after_step: Callable[[], None] | None = None,
+    after_each: AfterEach = unwatched,
 ) -> tuple[Ride, ...]:
     """Step until all jobs have ended; their rides, in the order of `jobs`. after_step: called after each step.
 
@@ -86,13 +99,13 @@ def ride_engine(
         if following is not None and not engine.has_work():
             time.sleep(max(0.0, following[1].enqueued_at - time.monotonic()))
             continue
-        _step(engine, aboard)
+        _step(engine, aboard, after_each)
         if after_step is not None:
             after_step()
     return tuple(rider.ride() for rider in riders)
 
 
-def _step(engine: Engine, aboard: dict[SequenceId, _Rider]) -> None:
+def _step(engine: Engine, aboard: dict[SequenceId, _Rider], after_each: AfterEach) -> None:
     deltas = engine.step()
     now = time.monotonic()
     for delta in deltas:
@@ -104,6 +117,7 @@ def _step(engine: Engine, aboard: dict[SequenceId, _Rider]) -> None:
         if delta.finish_reason is not None:
             rider.ended_at = now
             del aboard[delta.id]
+            after_each()
 
 
 def _add(engine: Engine, job: BenchJob) -> SequenceId:

@@ -13,14 +13,14 @@ from jitney.connection import connect
 from jitney.errors import ServerError
 from jitney.workers import WorkerView, list_workers, unix_now
 from jitney_worker.bench.quiet import other_cores, reading
-from jitney_worker.bench.rides import Ride, Run, await_memory, peak_rss_mb
+from jitney_worker.bench.rides import AfterEach, Ride, Run, await_memory, peak_rss_mb, unwatched
 from jitney_worker.bench.workloads import BenchJob, Workload
 
 SETTLING_S = 3.0
 """How long to wait for the worker's last word; without it the counters may be half a second old."""
 
 
-async def measure(redis_url: str, queue: str, workload: Workload) -> Run:
+async def measure(redis_url: str, queue: str, workload: Workload, after_each: AfterEach = unwatched) -> Run:
     """Warm up, prime, run (the best of `repeats`)."""
     async with AsyncClient(redis_url, queue=queue) as client:
         await _ride_all(client, workload.warm)
@@ -29,14 +29,14 @@ async def measure(redis_url: str, queue: str, workload: Workload) -> Run:
             await asyncio.to_thread(await_memory, worker.pid)
         if workload.prime:
             await _ride_all(client, workload.prime)
-        runs = [await _timed(client, redis_url, queue, workload) for _ in range(workload.repeats)]
+        runs = [await _timed(client, redis_url, queue, workload, after_each) for _ in range(workload.repeats)]
     return min(runs, key=lambda run: run.wall_s)
 
 
-async def _timed(client: AsyncClient, redis_url: str, queue: str, workload: Workload) -> Run:
+async def _timed(client: AsyncClient, redis_url: str, queue: str, workload: Workload, after_each: AfterEach) -> Run:
     before = await _worker(redis_url, queue)
     cpu, quiet_before, start = time.process_time(), reading(), time.monotonic()
-    rides = await _ride_all(client, workload.jobs)
+    rides = await _ride_all(client, workload.jobs, after_each)
     wall_s, load_cpu_s, quiet_after = time.monotonic() - start, time.process_time() - cpu, reading()
     after = await _settled(redis_url, queue)
     return Run(
@@ -72,12 +72,14 @@ def _is_ours(pid: int) -> bool:
     return False
 
 
-async def _ride_all(client: AsyncClient, jobs: Sequence[BenchJob]) -> tuple[Ride, ...]:
+async def _ride_all(
+    client: AsyncClient, jobs: Sequence[BenchJob], after_each: AfterEach = unwatched
+) -> tuple[Ride, ...]:
     start = time.monotonic()
-    return tuple(await asyncio.gather(*(_ride(client, job, start) for job in jobs)))
+    return tuple(await asyncio.gather(*(_ride(client, job, start, after_each) for job in jobs)))
 
 
-async def _ride(client: AsyncClient, job: BenchJob, start: float) -> Ride:
+async def _ride(client: AsyncClient, job: BenchJob, start: float, after_each: AfterEach) -> Ride:
     await asyncio.sleep(max(0.0, start + job.arrives_at_s - time.monotonic()))
     enqueued_at = time.monotonic()
     sent = await client.enqueue(
@@ -95,7 +97,9 @@ async def _ride(client: AsyncClient, job: BenchJob, start: float) -> Ride:
         token_ids += event.token_ids
         if event.is_terminal and event.type != "finished":
             raise ServerError(f"job {sent.id} ended with {event.type}: {event.error}")
-    return Ride(enqueued_at, tuple(token_times), time.monotonic(), tuple(token_ids))
+    ended_at = time.monotonic()
+    after_each()
+    return Ride(enqueued_at, tuple(token_times), ended_at, tuple(token_ids))
 
 
 async def _worker(redis_url: str, queue: str) -> WorkerView:

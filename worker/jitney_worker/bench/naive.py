@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from jitney_worker.bench.quiet import other_cores, reading
-from jitney_worker.bench.rides import Ride, Run, peak_rss_mb
+from jitney_worker.bench.rides import AfterEach, Ride, Run, peak_rss_mb, unwatched
 from jitney_worker.bench.workloads import BenchJob, Workload
-
-Say = Callable[[str], None]
 
 
 class TokenClock:
@@ -50,21 +48,21 @@ def load_naive(directory: Path, dtype: str, num_threads: int | None) -> Any:
     return model
 
 
-def measure_naive(model: Any, workload: Workload, say: Say = lambda _: None) -> Run:
+def measure_naive(model: Any, workload: Workload, after_each: AfterEach = unwatched) -> Run:
     """Warm up, then run (the best of `repeats`). A prefix cache is not a thing here, so nothing is primed."""
     for job in workload.warm[:2]:
         generate(model, job)
-    runs = [_timed(model, workload.jobs, say) for _ in range(workload.repeats)]
+    runs = [_timed(model, workload.jobs, after_each) for _ in range(workload.repeats)]
     return min(runs, key=lambda run: run.wall_s)
 
 
-def _timed(model: Any, jobs: Sequence[BenchJob], say: Say) -> Run:
+def _timed(model: Any, jobs: Sequence[BenchJob], after_each: AfterEach) -> Run:
     before, start = reading(), time.monotonic()
     rides = []
-    for number, job in enumerate(jobs, 1):
+    for job in jobs:
         time.sleep(max(0.0, start + job.arrives_at_s - time.monotonic()))
         rides.append(_ride(model, job, start + job.arrives_at_s))
-        say(f"{number} of {len(jobs)} jobs")
+        after_each()
     wall_s, after = time.monotonic() - start, reading()
     return Run(
         tuple(rides),

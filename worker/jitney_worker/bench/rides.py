@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 STILL_MB, STILL_S = 1.0, 0.25
 PATIENCE_S = 20.0
+
+AfterEach = Callable[[], None]
+"""Called when a timed ride has ended: for whoever watches."""
+
+
+def unwatched() -> None:
+    """Nobody watches."""
 
 
 @dataclass(frozen=True, slots=True)

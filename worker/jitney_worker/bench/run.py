@@ -4,48 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from jitney_worker.bench.options import BenchOptions
-from jitney_worker.bench.rides import Run
+from jitney_worker.bench.rides import AfterEach, Run, unwatched
 from jitney_worker.bench.workloads import Workload
 from jitney_worker.settings import WorkerSettings, load_settings
 
-Say = Callable[[str], None]
 
+def run(workload: Workload, options: BenchOptions, after_each: AfterEach = unwatched) -> Run:
+    """All repeats of a workload.
 
-def run(workload: Workload, options: BenchOptions, say: Say = lambda _: None) -> Run:
-    """Raises SettingsError, ModelError or ServerError, and what a job that can never run raises."""
+    Raises SettingsError, ModelError or ServerError, and what a job that can never run raises.
+    """
     if options.redis_url is not None:
         from jitney_worker.bench.measure import measure
 
         queue = options.queue or load_settings(model=options.model or workload.model).queue_name
-        return asyncio.run(measure(options.redis_url, queue, workload))
+        return asyncio.run(measure(options.redis_url, queue, workload, after_each))
     from jitney_worker.model.resolve import resolve
 
     directory = resolve(options.model or workload.model)
     if options.mode == "naive":
         from jitney_worker.bench.naive import load_naive, measure_naive
 
-        return measure_naive(load_naive(directory, options.dtype or "auto", options.num_threads), workload, say)
+        return measure_naive(load_naive(directory, options.dtype or "auto", options.num_threads), workload, after_each)
     settings = options.worker_settings(workload, directory)
     if options.mode == "engine":
-        return _in_this_process(workload, settings, profiled=options.is_profiled)
-    return asyncio.run(on_own_stack(workload, settings))
+        return _in_this_process(workload, settings, after_each, profiled=options.is_profiled)
+    return asyncio.run(on_own_stack(workload, settings, after_each))
 
 
-def _in_this_process(workload: Workload, settings: WorkerSettings, *, profiled: bool) -> Run:
+def _in_this_process(workload: Workload, settings: WorkerSettings, after_each: AfterEach, *, profiled: bool) -> Run:
     from jitney_worker.bench.inprocess import measure_engine
     from jitney_worker.build import build_crew
     from jitney_worker.engine.engine import LocalEngine
 
     crew = build_crew(settings)
     assert isinstance(crew.engine, LocalEngine)
-    return measure_engine(crew.engine, workload, crew.features, profiled=profiled)
+    return measure_engine(crew.engine, workload, crew.features, profiled=profiled, after_each=after_each)
 
 
-async def on_own_stack(workload: Workload, settings: WorkerSettings) -> Run:
+async def on_own_stack(workload: Workload, settings: WorkerSettings, after_each: AfterEach = unwatched) -> Run:
     """Server, API and one worker for the length of the run."""
     from jitney_worker.bench.measure import measure
     from jitney_worker.stack.local import LocalStack, StackSettings
@@ -63,7 +63,7 @@ async def on_own_stack(workload: Workload, settings: WorkerSettings) -> Run:
             },
         )
         async with LocalStack(stack_settings) as stack:
-            return await measure(stack.redis_url, settings.queue_name, workload)
+            return await measure(stack.redis_url, settings.queue_name, workload, after_each)
 
 
 def worker_flags(settings: WorkerSettings) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """Lost its blocks, so that somebody before it in the order could grow; waits again."""
+    """Lost its blocks, so that somebody before it in the order could grow or sit down; waits again."""
 
     number: int
     seat: int

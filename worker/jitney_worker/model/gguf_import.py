@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from jitney.errors import ModelError, first_line
+from jitney.progress import progress
 from jitney_worker.model.choice import served_config
 from jitney_worker.model.config import ModelConfig
 from jitney_worker.model.gguf_config import LAYOUTS, ROPE_FACTORS, Layout, config_of, dtype_of, further_ends
@@ -77,7 +78,12 @@ def _write(reader: GGUFReader, directory: Path) -> None:
         raise ModelError(f"it is one of {fields['split.count']} parts: merge them first, with llama-gguf-split --merge")
     config = config_of(fields, reader)
     tokenizer = tokenizer_of(fields)
-    save_file(dict(_weights(reader, config, LAYOUTS[kind])), directory / "model.safetensors", metadata={"format": "pt"})
+    weights = {}
+    with progress("converting", len(reader.tensors), "tensors") as tell:
+        for name, tensor in _weights(reader, config, LAYOUTS[kind]):
+            weights[name] = tensor
+            tell(len(weights))
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     _write_json(directory / "config.json", config)
     special: dict[str, Any] = {
         name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config

@@ -24,6 +24,9 @@ from jitney_worker.runtime.server_time import ServerTime
 STEPS_REMEMBERED: Final = 4_096
 """To tell when a sequence joined. A prompt that took more steps than that is said to have taken so many."""
 
+RIDES_REMEMBERED: Final = 512
+"""Of those that are over: more than can have a write on its way."""
+
 Departure = Literal["lost", "cancelled", "retried", "released"]
 """How a job leaves other than by an end that this worker wrote."""
 
@@ -42,6 +45,7 @@ class Meters:
         self._clock = clock
         self._looks_up_prefixes = looks_up_prefixes
         self._rides: dict[Fence, Ride] = {}
+        self._gone: dict[Fence, Ride] = {}
         self._cancels: list[float] = []
         self._steps_began: deque[float] = deque(maxlen=STEPS_REMEMBERED)
         self._last_gain_at = 0.0
@@ -140,8 +144,15 @@ class Meters:
         ride = self._rides.pop(fence, None)
         if ride is not None:
             self.readings.add("jitney_jobs_left_total", how)
+            self._remember(fence, ride)
             if self._on_left is not None:
                 self._on_left(ride, how)
+
+    def _remember(self, fence: Fence, ride: Ride) -> None:
+        """A cancel may be heard before the reply to an append that came before it: its tokens are in the usage."""
+        self._gone[fence] = ride
+        if len(self._gone) > RIDES_REMEMBERED:
+            del self._gone[next(iter(self._gone))]
 
     def buried(self) -> None:
         self.readings.add("jitney_dead_total")
@@ -160,11 +171,11 @@ class Meters:
 
     def wrote(self, write: Append | Ending) -> None:
         """Redis has taken it. What gives a log its lost end back was counted when it was written first."""
-        ride = self._rides.get(write.fence)
+        ride = self._rides.get(write.fence) or self._gone.get(write.fence)
         if ride is None:
             return
         self._count_tokens(ride, write)
-        if isinstance(write, Ending):
+        if isinstance(write, Ending) and write.fence in self._rides:
             self._end(ride, write)
 
     def _count_tokens(self, ride: Ride, write: Append | Ending) -> None:
