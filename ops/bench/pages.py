@@ -105,7 +105,9 @@ async def keep_full(client: AsyncClient, seats: int) -> None:
 
 async def until_full(redis: Redis, seats: int) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while not any(view.num_running == seats for view in await list_workers(redis, QUEUE)):
+        while True:
+            if any(view.num_running == seats for view in await list_workers(redis, QUEUE)):
+                break
             await asyncio.sleep(0.1)
     await asyncio.sleep(2 * SETTLE_S)  # the model's first steps are its slowest
 

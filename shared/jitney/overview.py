@@ -130,9 +130,9 @@ class Lookout:
         self._number = 0
         self.points: dict[str, deque[list[float | None]]] = {}
 
-    async def look(self) -> Overview:
-        """Raises what Redis raises. Costs what `read_queue` does for each queue, and one short call for each worker."""
-        cards = await list_cards(self._redis)
+    async def look(self, only: str | None = None) -> Overview:
+        """only: the one queue to look at. Raises what Redis raises. Costs what `read_queue` does for each queue, and one short call for each worker."""
+        cards = {name: card for name, card in (await list_cards(self._redis)).items() if only in (None, name)}
         self._number += 1
         now, alive = time.time(), set[tuple[str, str]]()
         queues = []

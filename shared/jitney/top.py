@@ -25,6 +25,7 @@ BETWEEN_TWO_LOOKS_S: Final = 1.0
 
 def top(
     once: Annotated[bool, typer.Option("--once", help="Print it as plain text, and leave.")] = False,
+    queue: Annotated[str | None, typer.Option(help="A queue, alias or model (default: all).")] = None,
     interval: Annotated[float, typer.Option(min=0.2, max=60.0, help="Seconds between two looks.")] = 0.5,
     redis_url: Annotated[
         str | None, typer.Option(help="Redis to talk to (default: as for the other commands).")
@@ -34,43 +35,43 @@ def top(
     with outcomes():
         console = Console()
         if once:
-            typer.echo("\n".join(plain(asyncio.run(_twice(redis_url)))))
+            typer.echo("\n".join(plain(asyncio.run(_twice(redis_url, queue)))))
         elif console.is_terminal:
-            asyncio.run(_watch(redis_url, console, interval))
+            asyncio.run(_watch(redis_url, queue, console, interval))
         else:
             raise typer.BadParameter("standard output is no terminal: add --once", param_hint="top")
 
 
-async def _twice(redis_url: str | None) -> Overview:
+async def _twice(redis_url: str | None, queue: str | None) -> Overview:
     async with _client(redis_url) as client:
-        lookout = Lookout(client.redis)
-        await _look(lookout)
+        lookout, only = Lookout(client.redis), None if queue is None else (await client.card(queue))[0]
+        await _look(lookout, only)
         await asyncio.sleep(BETWEEN_TWO_LOOKS_S)
-        return await _look(lookout)
+        return await _look(lookout, only)
 
 
-async def _watch(redis_url: str | None, console: Console, interval_s: float) -> None:
+async def _watch(redis_url: str | None, queue: str | None, console: Console, interval_s: float) -> None:
     """Until it is asked to stop. A server that is away for a moment is shown as such, and looked at again."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with _client(redis_url) as client:
-        lookout = Lookout(client.redis)
-        overview, trouble = await _look(lookout), ""
+        lookout, only = Lookout(client.redis), None if queue is None else (await client.card(queue))[0]
+        overview, trouble = await _look(lookout, only), ""
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while not stop.is_set():
                 live.update(draw(overview, console.size, trouble), refresh=True)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), interval_s)
                 try:
-                    overview, trouble = await _look(lookout), ""
+                    overview, trouble = await _look(lookout, only), ""
                 except QueueUnavailable as error:
                     trouble = str(error)
 
 
-async def _look(lookout: Lookout) -> Overview:
+async def _look(lookout: Lookout, only: str | None) -> Overview:
     try:
-        return await lookout.look()
+        return await lookout.look(only)
     except (RedisError, OSError) as error:
         raise QueueUnavailable(f"Redis does not answer: {type(error).__name__}") from error
 

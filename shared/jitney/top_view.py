@@ -28,7 +28,8 @@ def draw(overview: Overview, size: ConsoleDimensions, trouble: str = "") -> Rend
     num_workers = sum(len(queue.workers) for queue in overview.queues)
     room = size.height - 3 - 4 * len(overview.queues) - (5 + NUM_MOVES_SHOWN) * num_workers
     num_seats = max(2, room // max(1, num_workers))
-    for queue in overview.queues:
+    # What nobody works for comes last: it may lie below the screen.
+    for queue in sorted(overview.queues, key=lambda queue: not queue.workers):
         parts += [_heading(queue), _bands(queue)]
         parts += [_panel(worker, num_seats) for worker in queue.workers]
         if not queue.workers:

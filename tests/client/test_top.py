@@ -97,11 +97,11 @@ async def test_top_where_no_redis_is_says_so_in_one_line() -> None:
 class Terminal:
     """`jitney top` on a terminal of 110 by 200: what it has drawn."""
 
-    def __init__(self, redis_url: str) -> None:
+    def __init__(self, redis_url: str, queue: str) -> None:
         self.pid, self._master = pty.fork()
         if self.pid == 0:
             os.environ |= {"JITNEY_REDIS_URL": redis_url, "TERM": "xterm", "COLUMNS": "110", "LINES": "200"}
-            os.execv(sys.executable, [sys.executable, "-m", "jitney", "top", "--interval", "0.2"])
+            os.execv(sys.executable, [sys.executable, "-m", "jitney", "top", "--interval", "0.2", "--queue", queue])
         self.drawn = ""
 
     def until(self, *words: str) -> None:
@@ -126,7 +126,8 @@ class Terminal:
 
 
 async def test_top_on_a_terminal_follows_the_batch(busy: str, redis: Redis, redis_url: str, queue_name: str) -> None:
-    terminal = Terminal(redis_url)
+    """One queue of many: the others would fill the screen."""
+    terminal = Terminal(redis_url, queue_name)
     await asyncio.to_thread(terminal.until, busy, "decode", "3/40", f"…{busy[-8:]} took seat 2")
     await write_worker(redis, view(queue_name, busy, num_output_tokens=19, step=93), 600)
     await asyncio.to_thread(terminal.until, "19/40", "step 93", "1 of 2 seats")
