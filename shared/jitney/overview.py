@@ -131,7 +131,10 @@ class Lookout:
         self.points: dict[str, deque[list[float | None]]] = {}
 
     async def look(self, only: str | None = None) -> Overview:
-        """only: the one queue to look at. Raises what Redis raises. Costs what `read_queue` does for each queue, and one short call for each worker."""
+        """Raises what Redis raises. only: the one queue to look at.
+
+        Costs what `read_queue` does for each queue, and one short call for each worker.
+        """
         cards = {name: card for name, card in (await list_cards(self._redis)).items() if only in (None, name)}
         self._number += 1
         now, alive = time.time(), set[tuple[str, str]]()
