@@ -40,7 +40,14 @@ NEEDS: Final[dict[tuple[str, str], Scope | None]] = {
     ("GET", "/v1/models/{model:path}"): "read",
     ("POST", "/tokenize"): "read",
     ("POST", "/detokenize"): "read",
+    ("GET", "/v1/jobs/{job_id}/timeline"): "read",
+    ("GET", "/v1/overview"): "read",
+    ("GET", "/v1/overview/events"): "read",
     ("GET", "/v1/queue"): "admin",
+    ("GET", "/v1/admin/jobs/{job_id}"): "admin",
+    ("DELETE", "/v1/admin/jobs/{job_id}"): "admin",
+    ("GET", "/v1/admin/dead"): "admin",
+    ("POST", "/v1/admin/dead/requeue"): "admin",
     ("GET", "/health"): "admin",
     # A scope of its own: a scraper's key lies in a file of another program, and opens nothing else there.
     ("GET", "/metrics"): "metrics",
@@ -49,6 +56,8 @@ NEEDS: Final[dict[tuple[str, str], Scope | None]] = {
     ("GET", "/version"): None,
     ("GET", "/openapi.json"): None,
     ("GET", "/docs"): None,
+    ("GET", "/"): None,
+    ("GET", "/page/{name}"): None,
 }
 """Shown to people in docs/API_KEYS.md. A scope implies no other one."""
 

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from jitney.errors import JitneyError
 from jitney.tracing import traces_if_wanted
 from jitney_api import (
+    routes_admin,
     routes_batches,
     routes_embeddings,
     routes_files,
@@ -24,6 +25,7 @@ from jitney_api import (
     routes_jobs,
     routes_metrics,
     routes_openai,
+    routes_page,
     routes_reference,
     routes_responses,
     routes_tokens,
@@ -48,6 +50,8 @@ ROUTERS = (
     routes_health.router,
     routes_metrics.router,
     routes_reference.router,
+    routes_page.router,
+    routes_admin.router,
 )
 
 DESCRIPTION = (

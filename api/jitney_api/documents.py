@@ -18,6 +18,7 @@ from jitney_api.schemas import (
     DetokenizeRequest,
     EmbeddingRequest,
     JobRequest,
+    RequeueRequest,
     TokenizeRequest,
 )
 
@@ -81,6 +82,7 @@ _SCHEMAS: Final = (
     BatchRequest,
     FileForm,
     JobRequest,
+    RequeueRequest,
     TokenizeRequest,
     DetokenizeRequest,
     ErrorBody,

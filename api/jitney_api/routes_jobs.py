@@ -48,7 +48,7 @@ async def get_job(request: Request, job_id: str) -> dict[str, Any]:
     """Where the job stands; once it has ended also what it said, its usage, or its error."""
     service = service_of(request)
     status = await service.status(caller_of(request), job_id)
-    return {**_links(status.id), "object": "job", **_standing(status), **await _outcome(service, status)}
+    return {**_links(status.id), "object": "job", **standing(status), **await _outcome(service, status)}
 
 
 @router.delete("/{job_id}", responses=errors(404, 503))
@@ -61,8 +61,8 @@ async def cancel_job(request: Request, job_id: str) -> dict[str, Any]:
     caller = caller_of(request)
     status = await service.status(caller, job_id)
     cancelled = await service.client.job(status.id).cancel()
-    standing = _standing(await service.status(caller, job_id))
-    return {**_links(status.id), "object": "job", **standing, "cancelled": cancelled}
+    now = standing(await service.status(caller, job_id))
+    return {**_links(status.id), "object": "job", **now, "cancelled": cancelled}
 
 
 @router.get("/{job_id}/events", responses={200: {"content": {"text/event-stream": {}}}, **errors(400, 404, 410, 503)})
@@ -115,7 +115,7 @@ def _refuse_unknown(request: Request) -> None:
 _PARAMETERS: Final = ("format", "starting_after", "include_usage", "continuous_usage_stats")
 
 
-def _standing(status: JobStatus) -> dict[str, Any]:
+def standing(status: JobStatus) -> dict[str, Any]:
     """`status`: queued, delayed, running, or the type of the job's last event. No `owner`: workers are for `admin`."""
     words = {"waiting": "queued", "returned": "queued", "later": "delayed", "running": "running"}
     return {

@@ -13,11 +13,11 @@ from starlette.responses import Response
 from jitney.calls import is_wrong_kind, slices
 from jitney.cards import QueueCard, list_cards
 from jitney.connection import Redis
+from jitney.depth import read_queue
 from jitney.metrics.exposition import Source, render
 from jitney.metrics.readings import Readings
 from jitney.metrics.table import OF_API, OF_QUEUE, OF_WORKER, QUEUE_LABELS, WORKER_LABELS
 from jitney.workers import list_readings
-from jitney_api.depth import read_queue
 from jitney_api.service import service_of
 
 router = APIRouter(tags=["health"])

@@ -366,6 +366,12 @@ class EmbeddingRequest(Queued):
     truncate_prompt_tokens: Int | None = None
 
 
+class RequeueRequest(Open):
+    """`POST /v1/admin/dead/requeue`. id: of the job that was buried."""
+
+    id: Annotated[str, Strict(), Field(min_length=1, max_length=96)]
+
+
 class TokenizeRequest(WithChatEnd):
     """`POST /tokenize`: exactly one of `prompt` and `messages`. Without `model` the only queue there is.
 

@@ -37,6 +37,7 @@ from jitney_api.schemas import ChatRequest, CompletionRequest, JobRequest
 from jitney_api.settings import ApiSettings
 from jitney_api.together import together
 from jitney_api.tokenizers import Tokenizers
+from jitney_api.watchtower import Watchtower
 
 _log = logger()
 
@@ -73,6 +74,7 @@ class Service:
         self.keyring = (
             Keyring(settings.keys, self.client.redis, keep_s=settings.key_cache_s) if settings.asks_for_keys else None
         )
+        self.watchtower = Watchtower(self.client.redis)
         self._graces: set[asyncio.Task[None]] = set()
         self.webhooks = WebhookSettings.load()
         self._delivering = self._start_delivering()
@@ -80,6 +82,7 @@ class Service:
     async def aclose(self) -> None:
         """Close the connections. Jobs go on: the end of this process is nobody's disconnect."""
         await end_tasks(self._delivering)
+        await self.watchtower.aclose()
         for grace in self._graces:
             grace.cancel()
         await asyncio.gather(*self._graces, return_exceptions=True)

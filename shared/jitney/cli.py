@@ -21,6 +21,7 @@ from jitney.plugins import add_plugins, outcomes
 from jitney.result import Collector
 from jitney.sampling import SamplingParams
 from jitney.settings import usable_api_url, usable_url
+from jitney.top import top
 from jitney.webhooks.cli import webhooks
 
 app = typer.Typer(
@@ -241,6 +242,7 @@ app.add_typer(dead)
 app.add_typer(keys)
 app.add_typer(webhooks)
 app.command()(doctor)
+app.command()(top)
 add_plugins(app)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -14,7 +14,11 @@ from jitney.metrics.readings import Readings
 
 
 class SeatView(BaseModel):
-    """One seat of the batch: who sits there, since which step, and how far it is."""
+    """One seat of the batch: who sits there, since which step, and how far it is.
+
+    number: the lowest that was free when it joined, counted from 1; 0 from a worker that numbers none.
+    max_output_tokens: where the answer ends at the latest; 0: not said.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -24,6 +28,30 @@ class SeatView(BaseModel):
     num_prompt_tokens: int
     num_computed_tokens: int
     num_output_tokens: int
+    number: int = 0
+    max_output_tokens: int = 0
+
+    @property
+    def is_decoding(self) -> bool:
+        """All but the last token are in the cache: each step says one more. Otherwise it reads, for the first time or
+        again."""
+        return 0 < self.num_prompt_tokens + self.num_output_tokens - 1 <= self.num_computed_tokens
+
+
+class Move(BaseModel):
+    """A seat that changed hands. step: in which it joined, was computed for the last time, or lost its blocks before.
+
+    seat: its number; 0 when it was not known. at: when the worker noticed, at most a snapshot later, Unix seconds.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: Literal["joined", "preempted", "left"]
+    step: int
+    job: str
+    choice: int
+    seat: int
+    at: float
 
 
 class Departure(BaseModel):
@@ -43,7 +71,8 @@ class WorkerView(BaseModel):
     """A worker's last word about itself.
 
     step: steps run so far. Counters (`num_generated_tokens` and so on) run from the worker's start; rates
-    are differences of two views. state: `ready`, `draining` or `stuck`.
+    are differences of two views. state: `ready`, `draining` or `stuck`. num_prefill_tokens, num_decode_tokens: of the
+    last step. blocks: what evenly spread KV blocks are, a letter each (free, cached, used, shared). moves: the last.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -66,7 +95,13 @@ class WorkerView(BaseModel):
     num_preemptions: int = 0
     num_generated_tokens: int = 0
     num_computed_tokens: int = 0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    num_cached_blocks: int = 0
+    num_shared_blocks: int = 0
+    blocks: str = ""
     seats: tuple[SeatView, ...] = ()
+    moves: tuple[Move, ...] = ()
     departures: tuple[Departure, ...] = ()
     features: dict[str, Any] = {}
 
@@ -105,13 +140,13 @@ async def list_workers(redis: Redis, queue: str) -> list[WorkerView]:
 
 
 async def list_readings(redis: Redis, queue: str) -> list[tuple[WorkerView, Readings | None]]:
-    """The workers that are alive, and what they have counted; None where one publishes nothing that can be read."""
+    """The workers that are alive, oldest first, and what they have counted; None where one publishes nothing that can be read."""
     found = list[tuple[WorkerView, Readings | None]]()
     for fields in await _fields_of_workers(redis, queue, "view", "metrics"):
         view = _view_of(fields if isinstance(fields, Exception) else fields[0])
         if view is not None:
             found.append((view, None if fields[1] is None else Readings.decode(fields[1])))
-    return found
+    return sorted(found, key=lambda one: (one[0].started_at, one[0].id))
 
 
 async def _fields_of_workers(redis: Redis, queue: str, *names: str) -> list[Any]:

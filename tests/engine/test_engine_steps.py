@@ -126,7 +126,7 @@ def test_a_snapshot_shows_the_batch_in_its_order_with_all_counts() -> None:
     engine.step()
     snapshot = engine.snapshot()
     assert snapshot.step == 2
-    assert snapshot.seats == (Seat(SequenceId("s2"), 1, 5, 6, 2), Seat(SequenceId("s1"), 1, 4, 5, 2))
+    assert snapshot.seats == (Seat(SequenceId("s2"), 1, 5, 6, 2, 9), Seat(SequenceId("s1"), 1, 4, 5, 2, 9))
     assert (snapshot.num_generated_tokens, snapshot.num_computed_tokens) == (4, 11)
     assert (snapshot.capacity.num_running, snapshot.capacity.num_waiting) == (2, 1)
     assert snapshot.num_preemptions == 0

@@ -30,6 +30,8 @@ class BlockManager:
         self.block_size = block_size
         self._cache = PrefixCache(num_blocks, block_size, hash_block) if enable_prefix_caching else None
         self._ref_counts = [0] * num_blocks
+        self.num_shared = 0
+        """Blocks that more than one sequence, or copy, uses."""
         self._blank = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         """Free blocks with content, least recently used first."""
@@ -169,10 +171,12 @@ class BlockManager:
         if self._ref_counts[block] == 0:
             del self._cached[block]
         self._ref_counts[block] += 1
+        self.num_shared += self._ref_counts[block] == 2
 
     def _give_back(self, block: int) -> None:
         """One user less; the last one leaves it free."""
         self._ref_counts[block] -= 1
+        self.num_shared -= self._ref_counts[block] == 1
         if self._ref_counts[block]:
             return
         if self._cache is not None and self._cache.holds(block):
@@ -185,6 +189,17 @@ class BlockManager:
         if block in self._cached:
             del self._cached[block]
             self._blank.append(block)
+
+    def sample(self, num_cells: int) -> str:
+        """What evenly spread blocks are now, one letter each: `f`ree, `c`ached, `u`sed, `s`hared; of few, all.
+
+        Costs time in proportion to the cells, not to the cache.
+        """
+        stride = max(1, -(-self.num_blocks // num_cells))
+        return "".join(
+            ("s" if count > 1 else "u") if count else "c" if block in self._cached else "f"
+            for block, count in zip(range(0, self.num_blocks, stride), self._ref_counts[::stride], strict=True)
+        )
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Assert that every block is in exactly one place and is referenced by exactly those who count.
@@ -201,6 +216,7 @@ class BlockManager:
         assert not unmade, "a copy is made for nobody"
         used = {block for block, count in enumerate(self._ref_counts) if count}
         assert all(self._ref_counts[block] == references[block] for block in range(self.num_blocks)), "ref counts"
+        assert self.num_shared == sum(count > 1 for count in references.values()), "shared blocks are miscounted"
         blank, cached = set(self._blank), set(self._cached)
         assert len(blank) == len(self._blank), "a block is free twice"
         assert len(blank) + len(cached) + len(used) == self.num_blocks, "free + used = total"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from jitney_worker.engine.blocks import BlockManager
 from jitney_worker.engine.laws import check_laws, check_step
 from jitney_worker.engine.limits import check_fits
 from jitney_worker.engine.prefix_cache import HashBlock, sha256_digest
 from jitney_worker.engine.protocol import (
+    CacheView,
     Capacity,
     EngineSnapshot,
     ModelRunner,
+    ScheduledSequence,
+    SchedulerOutput,
     Seat,
     SequenceDelta,
     TextRules,
@@ -21,6 +24,9 @@ from jitney_worker.engine.scheduler import Scheduler
 from jitney_worker.engine.sequence import Sequence, SequenceId, SequenceRequest
 from jitney_worker.engine.settings import EngineSettings
 from jitney_worker.engine.witness import Came, Dropped, Step, Witness
+
+NUM_CACHE_CELLS: Final = 512
+"""Of a snapshot: as many as a page can show, and thirty microseconds."""
 
 
 class LocalEngine:
@@ -49,6 +55,8 @@ class LocalEngine:
         )
         self._scheduler = Scheduler(settings, blocks, text_rules)
         self._witness = None if record is None else Witness(self._scheduler, record)
+        self._last: SchedulerOutput | None = None
+        self._num_movements_shown = 0
 
     @property
     def features(self) -> dict[str, Any]:
@@ -99,6 +107,7 @@ class LocalEngine:
             self._witness.scheduled(scheduled)
         sampled = self._runner.execute(scheduled)
         deltas = self._scheduler.commit(scheduled, sampled)
+        self._last = scheduled
         if self._witness is not None:
             self._witness.committed(scheduled, deltas)
         if self.settings.check:
@@ -120,7 +129,11 @@ class LocalEngine:
 
     def snapshot(self) -> EngineSnapshot:
         """The batch as it stands, running sequences in their order."""
-        scheduler = self._scheduler
+        scheduler, last = self._scheduler, self._last
+        num_decode_tokens = 0 if last is None else sum(map(_decodes, last.scheduled))
+        movements = scheduler.movements.since(self._num_movements_shown)
+        self._num_movements_shown = scheduler.movements.num_noted
+        blocks = scheduler.blocks
         return EngineSnapshot(
             step=scheduler.step,
             seats=tuple(map(_seat, scheduler.running)),
@@ -129,6 +142,10 @@ class LocalEngine:
             num_displacements=scheduler.num_displacements,
             num_generated_tokens=scheduler.num_generated_tokens,
             num_computed_tokens=scheduler.num_computed_tokens,
+            num_prefill_tokens=0 if last is None else last.num_tokens - num_decode_tokens,
+            num_decode_tokens=num_decode_tokens,
+            movements=movements,
+            cache=CacheView(blocks.num_cached, blocks.num_shared, blocks.sample(NUM_CACHE_CELLS)),
         )
 
     def check(self) -> None:
@@ -143,4 +160,10 @@ def _seat(sequence: Sequence) -> Seat:
         num_prompt_tokens=sequence.num_prompt_tokens,
         num_computed_tokens=sequence.num_computed_tokens,
         num_output_tokens=sequence.num_output_tokens,
+        max_output_tokens=sequence.max_num_tokens - sequence.num_prompt_tokens,
     )
+
+
+def _decodes(item: ScheduledSequence) -> bool:
+    """One new token after the last one; everything else reads a prompt, or what was lost or inherited."""
+    return item.stop - item.start == 1 and item.start >= item.sequence.num_prompt_tokens

@@ -9,6 +9,7 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from jitney_worker.engine.movements import Movement
 from jitney_worker.engine.sequence import FinishReason, Pooling, Sequence, SequenceId, SequenceRequest
 
 
@@ -194,6 +195,19 @@ class Seat:
     num_prompt_tokens: int
     num_computed_tokens: int
     num_output_tokens: int
+    max_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheView:
+    """The KV blocks at a glance. cached: free, with content that a prompt may hit; shared: used by several.
+
+    sample: as `BlockManager.sample`.
+    """
+
+    num_cached: int = 0
+    num_shared: int = 0
+    sample: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +215,7 @@ class EngineSnapshot:
     """The batch as it stands after a step, for pages and `top`.
 
     num_displacements: of the preemptions, those for somebody of a more urgent band who came in.
+    num_prefill_tokens, num_decode_tokens: what the last step's budget went into. movements: since the snapshot before.
     """
 
     step: int
@@ -210,6 +225,10 @@ class EngineSnapshot:
     num_displacements: int
     num_generated_tokens: int
     num_computed_tokens: int
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    movements: tuple[Movement, ...] = ()
+    cache: CacheView = CacheView()
 
 
 class Engine(Protocol):

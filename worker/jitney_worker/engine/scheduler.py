@@ -13,6 +13,7 @@ from operator import attrgetter
 
 from jitney_worker.engine.blocks import BlockManager
 from jitney_worker.engine.limits import already_ended, check_fits, max_num_tokens
+from jitney_worker.engine.movements import Movements
 from jitney_worker.engine.protocol import (
     ModelOutput,
     RowFailure,
@@ -51,6 +52,7 @@ class Scheduler:
         self.sequences: dict[SequenceId, Sequence] = {}
         self.running: list[Sequence] = []
         self.waiting = WaitingQueue()
+        self.movements = Movements()
         self._text_rules = text_rules
         self._seats = seats_for(settings)
         self._siblings = Siblings()
@@ -128,6 +130,7 @@ class Scheduler:
         if self.waiting.remove(sequence.id) is None:
             self.blocks.release(sequence)
             del self.running[bisect_left(self.running, sequence.rank, key=_rank)]
+            self.movements.note(self.step, "left", sequence.id)
         if self._text_rules is not None and sequence.params.needs_text_rules:
             self._text_rules.drop(sequence.id)
             self._structured.discard(sequence.id)
@@ -199,6 +202,7 @@ class Scheduler:
         victim.num_preemptions += 1
         self.num_preemptions += 1
         output.preempted.append(victim.id)
+        self.movements.note(output.step, "preempted", victim.id)
 
     def _continue_running(self, output: SchedulerOutput) -> None:
         """In order of rank. A prompt leaves one token of the budget to each sequence behind it, so none stalls."""
@@ -314,6 +318,7 @@ class Scheduler:
             sequence.num_cached_tokens = min(cached, sequence.num_prompt_tokens)
         self._seats.seat(sequence)
         insort(self.running, sequence, key=_rank)
+        self.movements.note(step, "joined", sequence.id)
 
     # After the forward pass
 

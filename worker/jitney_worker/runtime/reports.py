@@ -79,6 +79,7 @@ class Reports:
         before, self.capacity = self.capacity, report.capacity
         if report.snapshot is not None:
             self.snapshot, self.snapshot_at = report.snapshot, report.at
+            self._roster.seen(report.snapshot)
             self.snapshot_came.set()
             for seat in report.snapshot.seats:
                 job = self._aboard.get(named(seat.id).fence)

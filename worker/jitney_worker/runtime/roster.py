@@ -10,6 +10,7 @@ from typing import Any
 from jitney.workers import Departure, SeatView, WorkerView, unix_now
 from jitney_worker.engine.protocol import EngineSnapshot, Seat, SequenceDelta
 from jitney_worker.runtime.choice import named
+from jitney_worker.runtime.seating import Seating
 
 NUM_DEPARTURES_KEPT = 64
 
@@ -19,6 +20,7 @@ class Roster:
 
     def __init__(self, *, worker_id: str, queue: str, model: str, fingerprint: str, features: dict[str, Any]) -> None:
         self._departures: deque[Departure] = deque(maxlen=NUM_DEPARTURES_KEPT)
+        self._seating = Seating()
         self._view = WorkerView(
             id=worker_id,
             queue=queue,
@@ -56,6 +58,10 @@ class Roster:
             )
         )
 
+    def seen(self, snapshot: EngineSnapshot) -> None:
+        """Every snapshot, in order: who sits where is told by what has moved since the one before."""
+        self._seating.see(snapshot, unix_now())
+
     def view(self, snapshot: EngineSnapshot | None, state: str) -> WorkerView:
         """The view as of now; without a snapshot only state and time change."""
         changes: dict[str, Any] = {
@@ -74,13 +80,19 @@ class Roster:
                 "num_preemptions": snapshot.num_preemptions,
                 "num_generated_tokens": snapshot.num_generated_tokens,
                 "num_computed_tokens": snapshot.num_computed_tokens,
-                "seats": tuple(map(_seat_view, snapshot.seats)),
+                "num_prefill_tokens": snapshot.num_prefill_tokens,
+                "num_decode_tokens": snapshot.num_decode_tokens,
+                "num_cached_blocks": snapshot.cache.num_cached,
+                "num_shared_blocks": snapshot.cache.num_shared,
+                "blocks": snapshot.cache.sample,
+                "seats": tuple(_seat_view(seat, self._seating.number(seat.id)) for seat in snapshot.seats),
+                "moves": tuple(self._seating.moves),
             }
         self._view = self._view.model_copy(update=changes)
         return self._view
 
 
-def _seat_view(seat: Seat) -> SeatView:
+def _seat_view(seat: Seat, number: int) -> SeatView:
     name = named(seat.id)
     return SeatView(
         job=name.job_id,
@@ -89,4 +101,6 @@ def _seat_view(seat: Seat) -> SeatView:
         num_prompt_tokens=seat.num_prompt_tokens,
         num_computed_tokens=seat.num_computed_tokens,
         num_output_tokens=seat.num_output_tokens,
+        number=number,
+        max_output_tokens=seat.max_output_tokens,
     )
