@@ -140,7 +140,7 @@ async def list_workers(redis: Redis, queue: str) -> list[WorkerView]:
 
 
 async def list_readings(redis: Redis, queue: str) -> list[tuple[WorkerView, Readings | None]]:
-    """The workers that are alive, oldest first, and what they have counted; None where one publishes nothing that can be read."""
+    """The workers that are alive, oldest first, and what they have counted; None where nothing of that can be read."""
     found = list[tuple[WorkerView, Readings | None]]()
     for fields in await _fields_of_workers(redis, queue, "view", "metrics"):
         view = _view_of(fields if isinstance(fields, Exception) else fields[0])
