@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import AsyncGenerator, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
 
@@ -19,7 +20,7 @@ from jitney.result import Result
 
 
 def _close(thread: LoopThread, client: AsyncClient) -> None:
-    thread.close(client.aclose())
+    thread.close(client.aclose)
 
 
 class Job:
@@ -50,36 +51,32 @@ class Job:
         batches = self._job.batches(cursor)
         try:
             while True:
-                batch = self._thread.run(_next_or_none(batches))
+                batch = self._thread.run(lambda: _next_or_none(batches))
                 if batch is None:
                     return
                 yield batch
         finally:
             with contextlib.suppress(RuntimeError):  # the client was closed first: so is the stream
-                self._thread.run(_end(batches))
+                self._thread.run(batches.aclose)
 
     def result(self, timeout_s: float | None = None) -> Result:
         """Wait for the job's end. After `timeout_s` TimeoutError; the job goes on all the same.
 
         Raises JobFailed, JobCancelled or JobExpired (each with the text so far) when it did not finish.
         """
-        return self._thread.run(self._job.result(timeout_s))
+        return self._thread.run(lambda: self._job.result(timeout_s))
 
     def cancel(self) -> bool:
         """End the job now. False if it had already ended. Raises JobNotFound."""
-        return self._thread.run(self._job.cancel())
+        return self._thread.run(self._job.cancel)
 
     def status(self) -> JobStatus:
         """Where the job stands. Raises JobNotFound."""
-        return self._thread.run(self._job.status())
+        return self._thread.run(self._job.status)
 
 
 async def _next_or_none(batches: AsyncGenerator[list[Message], None]) -> list[Message] | None:
     return await anext(batches, None)
-
-
-async def _end(batches: AsyncGenerator[list[Message], None]) -> None:
-    await batches.aclose()
 
 
 class Client:
@@ -105,13 +102,13 @@ class Client:
 
         Raises what `AsyncClient.enqueue` raises.
         """
-        asked = self._client.enqueue(prompt, messages, idempotency_key=idempotency_key, **options)
-        return Job(self._thread, self._thread.run(asked))
+        ask = partial(self._client.enqueue, prompt, messages, idempotency_key=idempotency_key, **options)
+        return Job(self._thread, self._thread.run(ask))
 
     def enqueue_spec(self, spec: JobSpec, *, queue: str | None = None, idempotency_key: str | None = None) -> Job:
         """Enqueue a job that is already validated. `queue`: a queue, alias or model other than the client's own."""
-        asked = self._client.enqueue_spec(spec, queue=queue, idempotency_key=idempotency_key)
-        return Job(self._thread, self._thread.run(asked))
+        ask = partial(self._client.enqueue_spec, spec, queue=queue, idempotency_key=idempotency_key)
+        return Job(self._thread, self._thread.run(ask))
 
     def generate(
         self,

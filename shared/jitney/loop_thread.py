@@ -6,11 +6,15 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
 
 from jitney.tasks import end_tasks
 
 T = TypeVar("T")
+
+Begin = Callable[[], Coroutine[Any, Any, T]]
+"""Makes a coroutine, on the loop's thread: one that an interrupt met on its way there would be awaited by nobody."""
 
 
 class LoopThread:
@@ -23,28 +27,28 @@ class LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, begin: Begin[T]) -> T:
         """The coroutine's result. An interrupt of the caller cancels it."""
-        if self._loop.is_closed() or self._pid != os.getpid():
-            work.close()
+        if self._is_gone:
             closed = "this client is closed" if self._loop.is_closed() else "this client was made before the fork"
             raise RuntimeError(f"{closed}: make a new one")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        call = _Call(begin)
+        self._loop.call_soon_threadsafe(call.start)
         try:
-            return future.result()
+            return call.future.result()
         except BaseException:
-            future.cancel()
+            if not call.future.done():
+                self._loop.call_soon_threadsafe(call.cancel)
             raise
 
-    def close(self, last: Coroutine[Any, Any, None]) -> None:
+    def close(self, last: Begin[None]) -> None:
         """Run `last`, then end loop and thread. Nothing the second time."""
-        if self._loop.is_closed() or self._pid != os.getpid():
-            last.close()
+        if self._is_gone:
             return
         try:
             self.run(last)
-            self.run(_cancel_others())
-            self.run(self._loop.shutdown_asyncgens())
+            self.run(_cancel_others)
+            self.run(self._loop.shutdown_asyncgens)
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -53,6 +57,43 @@ class LoopThread:
     def soon(self, act: Callable[[], object]) -> None:
         """Let the loop call it, and do not wait for that."""
         self._loop.call_soon_threadsafe(act)
+
+    @property
+    def _is_gone(self) -> bool:
+        return self._loop.is_closed() or self._pid != os.getpid()
+
+
+class _Call(Generic[T]):
+    """What a thread waits for. Its methods belong to the loop's thread."""
+
+    def __init__(self, begin: Begin[T]) -> None:
+        self.future: Future[T] = Future()
+        self._begin = begin
+        self._task: asyncio.Task[T] | None = None
+
+    def start(self) -> None:
+        if self.future.cancelled():
+            return
+        try:
+            self._task = asyncio.get_running_loop().create_task(self._begin())
+        except Exception as error:  # arguments that do not fit: the caller's own affair
+            self.future.set_exception(error)
+        else:
+            self._task.add_done_callback(self._settle)
+
+    def cancel(self) -> None:
+        if self._task is None:
+            self.future.cancel()
+        else:
+            self._task.cancel()
+
+    def _settle(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self.future.cancel()
+        elif (error := task.exception()) is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(task.result())
 
 
 async def _cancel_others() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
 import textwrap
 import threading
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,8 +17,9 @@ import pytest
 from tests.client.scripted_worker import PATIENCE_S, ScriptedWorker, Turn, eventually
 from tests.conftest import WriteCard
 
-from jitney import Client, JobFailed, PromptTooLong, Result
+from jitney import Client, JobFailed, JobSpec, PromptTooLong, Result
 from jitney.connection import Redis
+from jitney.keys import new_job_id
 from jitney.messages import Event
 
 
@@ -161,3 +164,26 @@ async def test_a_client_taken_into_a_fork_refuses_instead_of_hanging(redis_url: 
     """
     ended = await asyncio.to_thread(run_script, script, redis_url)
     assert ended.stdout == "this client was made before the fork: make a new one\n"
+
+
+@pytest.mark.parametrize("method", ["status", "cancel", "result"])
+def test_an_interrupt_on_the_way_to_the_loop_leaves_no_coroutine_that_nobody_awaits(
+    redis_url: str, queue_name: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Client(redis_url, queue=queue_name) as client:
+        job = client.job(new_job_id(queue_name))
+        with monkeypatch.context() as meanwhile, warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            meanwhile.setattr(client._thread._loop, "call_soon_threadsafe", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                getattr(job, method)()
+            gc.collect()
+    assert [str(one.message) for one in told if "never awaited" in str(one.message)] == []
+
+
+def test_arguments_that_do_not_fit_are_the_callers_error(redis_url: str, queue_name: str) -> None:
+    with Client(redis_url, queue=queue_name) as client, pytest.raises(TypeError, match="queue_nmae"):
+        client._thread.run(lambda: client._client.enqueue_spec(JobSpec(prompt="x"), queue_nmae="y"))  # type: ignore[call-arg]

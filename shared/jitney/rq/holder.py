@@ -56,7 +56,7 @@ class Holder:
     def __init__(self, url: str | None, ended: Inbox[Holding]) -> None:
         self._ended = ended
         self._thread = LoopThread("jitney-held")
-        self._client, self._progress, self._storing = self._thread.run(_open(url))
+        self._client, self._progress, self._storing = self._thread.run(lambda: _open(url))
 
     def hold(
         self, job: Job, rq_queue: Queue, execution: Execution, perform: Perform, *, timeout_s: float | None
@@ -72,7 +72,7 @@ class Holder:
 
     def close(self) -> None:
         """End the loop. Only once every job has ended, or it is cancelled."""
-        self._thread.close(_shut(self._client, self._storing))
+        self._thread.close(lambda: _shut(self._client, self._storing))
 
     def _start(self, holding: Holding, perform: Perform) -> None:
         holding.task = asyncio.ensure_future(self._await(holding, perform))

@@ -71,13 +71,13 @@ def _hold(name: str) -> Any:
         _log.warning("worker_unpickles", hint="start it with --serializer json: pickled jobs can run anything")
     thread = LoopThread("jitney-held")  # not this one: here RQ's alarm goes off, which an event loop would swallow
     try:
-        return thread.run(_await_alone(name, job))
+        return thread.run(lambda: _await_alone(name, job))
     except Exception as error:
         if is_hopeless(error):
             job.retries_left = 0  # RQ would ask again, in vain
         raise
     finally:
-        thread.close(_settle())
+        thread.close(_settle)
 
 
 async def _await_alone(name: str, job: Job) -> Any:
