@@ -79,10 +79,10 @@ async def test_three_hundred_streams_leave_exactly_what_an_idle_client_has(tmp_p
             return await redis.pubsub_channels() == []
 
         async def is_idle() -> bool:
-            return await on_thread(threads, client._thread.run, _num_tasks()) == idle_tasks
+            return await on_thread(threads, client._thread.run, _num_tasks) == idle_tasks
 
-        await on_thread(threads, client._thread.run, fill_pools())
-        idle_tasks = await on_thread(threads, client._thread.run, _num_tasks()) + NUM_READER_TASKS
+        await on_thread(threads, client._thread.run, fill_pools)
+        idle_tasks = await on_thread(threads, client._thread.run, _num_tasks) + NUM_READER_TASKS
         for _ in range(NUM_STREAMS // AT_ONCE):
             await streams(AT_ONCE)
         await eventually(nobody)
