@@ -130,6 +130,15 @@ async def test_a_batch_is_answered_line_by_line_and_its_counts_grow(office: Offi
     assert await office.assemble(batch) == ended  # nothing is left to do
 
 
+async def test_it_expires_by_the_clock_of_redis_and_not_by_its_assemblers(
+    office: Office, worker: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = await office.make_of("ab")
+    monkeypatch.setattr("time.time", lambda: batch.expires_at + 1)
+    async with working(Echo(worker)):
+        assert (await office.assemble(batch)).state == "completed"
+
+
 @pytest.mark.parametrize("lines", [True, False])
 async def test_its_end_is_announced_also_by_who_finds_it_ended(
     office: Office, worker: ScriptedWorker, redis: Redis, lines: bool

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import BinaryIO, Final, Literal
 
@@ -145,10 +144,10 @@ class Assembler:
                 await patiently(lambda name=name, text=text: self._store.put(name, _one(text)))  # type: ignore[misc]
                 chunks.append(_chunk(name, kind, some))
             newest = await self._commit(batch, chunks)
-            _look(newest, window)
+            await self._look(newest, window)
             await self._show(newest)
 
-        _look(batch, window)
+        await self._look(batch, window)
         watching = asyncio.create_task(self._watch(batch, window))
         try:
             await window.run(self._lines_left(batch, progress), keep)
@@ -161,7 +160,7 @@ class Assembler:
         return newest
 
     async def _is_answered(self, batch: Batch) -> bool:
-        if batch.state == "cancelling" or time.time() >= batch.expires_at:
+        if batch.state == "cancelling" or await self._is_over(batch):
             return True
         return (await patiently(lambda: self._ledger.progress(batch.id))).num_done >= batch.total
 
@@ -169,7 +168,16 @@ class Assembler:
         """Whether the batch is cancelled, or its time is over."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            _look(await patiently(lambda: self._ledger.find(batch.id)), window)
+            await self._look(await patiently(lambda: self._ledger.find(batch.id)), window)
+
+    async def _look(self, batch: Batch, window: Window) -> None:
+        if batch.state == "cancelling":
+            window.stop("batch_cancelled")
+        elif await self._is_over(batch):
+            window.stop("batch_expired")
+
+    async def _is_over(self, batch: Batch) -> bool:
+        return await patiently(self._ledger.now) >= batch.expires_at
 
     async def _lines_left(self, batch: Batch, progress: Progress) -> AsyncGenerator[Line, None]:
         async with self._input(batch) as file:
@@ -250,13 +258,6 @@ def ending_of(batch: Batch) -> Literal["completed", "expired", "cancelled"]:
     if batch.state == "cancelling":
         return "cancelled"
     return "completed" if batch.completed + batch.failed == batch.total else "expired"
-
-
-def _look(batch: Batch, window: Window) -> None:
-    if batch.state == "cancelling":
-        window.stop("batch_cancelled")
-    elif time.time() >= batch.expires_at:
-        window.stop("batch_expired")
 
 
 def _by_kind(outcomes: Sequence[Outcome]) -> list[tuple[Kind, list[Outcome]]]:

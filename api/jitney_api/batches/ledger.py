@@ -126,6 +126,12 @@ class Ledger:
             raise BatchUnknown(batch_id)
         return Batch.decode(batch_id, cast(Mapping[bytes, bytes], stored))
 
+    async def now(self) -> float:
+        """The clock by which batches expire, Unix time: those of APIs and assemblers may differ."""
+        async with answering():
+            seconds, microseconds = await self._redis.time()
+        return seconds + microseconds / 1e6
+
     async def cancel(self, batch_id: str) -> Batch:
         """validating or in_progress -> cancelling; any other state stays as it is."""
         return await self._batch("cancel_batch", batch_id, [])
