@@ -39,7 +39,7 @@ async def test_an_unknown_url_is_a_404_in_the_same_shape(api):
         ("POST", "/chat/completions", ", did you mean /v1/chat/completions"),
         ("GET", "/models", ", did you mean /v1/models"),
         ("GET", "/chat/completions", ""),
-        ("GET", "/", ""),
+        ("GET", "/nothing", ""),
     ],
 )
 async def test_a_base_url_without_v1_is_told_what_it_lacks(api, method, path, meant):
