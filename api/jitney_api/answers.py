@@ -8,7 +8,7 @@ from typing import Any
 
 from jitney.keys import JobId
 from jitney.result import Choice, Result
-from jitney.tool_calls import ToolCall
+from jitney.shapes import call_shape, usage_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +35,6 @@ class Heading:
         }
 
 
-def usage_shape(usage: Mapping[str, int] | None) -> dict[str, Any]:
-    """A terminal event's usage in OpenAI's shape."""
-    counted = usage or {}
-    prompt, completion = counted.get("prompt_tokens", 0), counted.get("completion_tokens", 0)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": counted.get("cached_tokens", 0)},
-    }
-
-
 def chat_answer(heading: Heading, result: Result) -> dict[str, Any]:
     """The body of a chat completion that was not streamed. `prompt_logprobs` stand beside the choices, as in vLLM."""
     choices = [
@@ -64,11 +52,6 @@ def chat_answer(heading: Heading, result: Result) -> dict[str, Any]:
 
 def _calls(choice: Choice) -> dict[str, Any]:
     return {"tool_calls": [call_shape(call) for call in choice.tool_calls]} if choice.tool_calls else {}
-
-
-def call_shape(call: ToolCall) -> dict[str, Any]:
-    """A call of an answer."""
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def chat_ending(reason: str | None, num_calls: int) -> str | None:

@@ -18,7 +18,8 @@ from jitney.errors import InvalidJob, JitneyError, JobEnded
 from jitney.follower import Message
 from jitney.messages import Event
 from jitney.result import terms_of
-from jitney_api.answers import Heading, chat_logprobs, completion_logprobs, prompt_logprobs, usage_shape
+from jitney.shapes import usage_shape
+from jitney_api.answers import Heading, chat_logprobs, completion_logprobs, prompt_logprobs
 from jitney_api.call_deltas import CallDeltas
 from jitney_api.failures import error_body, refuse_if_failed, wire_of
 

@@ -13,7 +13,7 @@ from jitney.follower import parse as parse_event
 from jitney.keys import JobId, queue_of
 from jitney.records import JobStatus
 from jitney.result import Choice, Collector, Result
-from jitney_api.answers import call_shape, usage_shape
+from jitney.shapes import call_shape, usage_shape
 from jitney_api.callers import caller_of
 from jitney_api.cursor import cursor_of
 from jitney_api.documents import documented, errors

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from jitney.async_client import AsyncJob
+from jitney.errors import StreamLost
 from jitney.keys import queue_of
 from jitney.messages import Event
-from jitney.result import Choice, Result
-from jitney.tool_calls import ToolCall
+from jitney.result import Choice, Collector, Result
+from jitney.shapes import call_shape, usage_shape
 
 ANSWER: Final = "jitney.answer"
 """The `object` of every answer."""
@@ -20,7 +24,7 @@ def answer_of(result: Result) -> dict[str, Any]:
     `pooling`.
     """
     heading = {"id": result.id, "object": ANSWER, "model": queue_of(result.id)}
-    usage = {"usage": _usage(result.usage)}
+    usage = {"usage": usage_shape(result.usage)}
     if result.embedding is not None:
         return {**heading, "embedding": list(result.embedding), **usage}
     first = _said(result.choices[0])
@@ -31,22 +35,8 @@ def answer_of(result: Result) -> dict[str, Any]:
 def _said(choice: Choice) -> dict[str, Any]:
     said: dict[str, Any] = {"text": choice.text, "finish_reason": choice.finish_reason}
     if choice.tool_calls:
-        said |= {"content": choice.content, "tool_calls": [_call(call) for call in choice.tool_calls]}
+        said |= {"content": choice.content, "tool_calls": [call_shape(call) for call in choice.tool_calls]}
     return said
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def _usage(counted: dict[str, int]) -> dict[str, Any]:
-    prompt, completion = counted.get("prompt_tokens", 0), counted.get("completion_tokens", 0)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": counted.get("cached_tokens", 0)},
-    }
 
 
 class Partial:
@@ -70,3 +60,26 @@ class Partial:
         """Plain JSON: the job's id, its text, and how many tokens that is."""
         self._pieces = ["".join(self._pieces)]
         return {"id": self.job_id, "text": self._pieces[0], "num_tokens": self.num_tokens}
+
+
+async def _nobody() -> None:
+    """Is told anything."""
+
+
+async def follow(job: AsyncJob, partial: Partial, show: Callable[[], Awaitable[None]] = _nobody) -> dict[str, Any]:
+    """The job's answer, once it has ended. show: called whenever `partial` has taken in what came.
+
+    Raises as `AsyncJob.batches`, and the job's own ending where that is not `finished`.
+    """
+    partial.begin(job.id)
+    await show()
+    collector, result = Collector(job.id), None
+    async with contextlib.aclosing(job.batches()) as batches:
+        async for batch in batches:
+            for message in batch:
+                partial.add(message.event)
+                result = collector.add(message.event) or result
+            await show()
+            if result is not None:
+                return answer_of(result)
+    raise StreamLost(f"the log of {job.id} ended without a last event")

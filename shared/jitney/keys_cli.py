@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import orjson
 import typer
 
 from jitney.apikeys import SCOPES, ApiKey, add_key, list_keys, make_key, revoke_key
-from jitney.connection import Redis, connect
+from jitney.ask_redis import ask_redis
 from jitney.dead_view import when
 from jitney.plugins import outcomes
-from jitney.redis_link import answering
-from jitney.settings import client_settings, usable_url
-
-T = TypeVar("T")
 
 keys = typer.Typer(name="keys", no_args_is_help=True, help="API keys: add, list, revoke.")
 
@@ -38,7 +32,7 @@ def add(
     with outcomes():
         secret, key = make_key(name, tenant=tenant, scopes=scope or ("generate", "read"))
         if not for_settings:
-            _ask(redis_url, lambda redis: add_key(redis, key))
+            ask_redis(redis_url, lambda redis: add_key(redis, key))
     typer.echo(secret)
     if for_settings:
         typer.echo(_for_settings(key))
@@ -52,7 +46,7 @@ def list_all(
 ) -> None:
     """List the keys that Redis knows; those of the API's settings are not among them."""
     with outcomes():
-        found = _ask(redis_url, list_keys)
+        found = ask_redis(redis_url, list_keys)
     if as_json:
         for key in found:
             typer.echo(orjson.dumps(key.model_dump()).decode())
@@ -70,7 +64,7 @@ def list_all(
 def revoke(name: Annotated[str, typer.Argument(help="The key's name.")], redis_url: RedisUrl = None) -> None:
     """Put the holder of a key out; every API process notices within its `key_cache_s`."""
     with outcomes():
-        was_there = _ask(redis_url, lambda redis: revoke_key(redis, name))
+        was_there = ask_redis(redis_url, lambda redis: revoke_key(redis, name))
     if not was_there:
         typer.echo(f"error: no key is called {name[:64]!r}", err=True)
         raise typer.Exit(1)
@@ -79,16 +73,3 @@ def revoke(name: Annotated[str, typer.Argument(help="The key's name.")], redis_u
 
 def _for_settings(key: ApiKey) -> str:
     return orjson.dumps(key.model_dump(exclude={"created"})).decode()
-
-
-def _ask(redis_url: str | None, call: Callable[[Redis], Awaitable[T]]) -> T:
-    async def ask() -> Any:
-        redis = connect(usable_url(redis_url or client_settings().url), name="jitney-cli")
-        try:
-            async with answering():
-                return await call(redis)
-        finally:
-            await redis.aclose()
-
-    answer: T = asyncio.run(ask())
-    return answer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import random
 from collections.abc import Mapping, Sequence
@@ -13,12 +12,11 @@ from typing import Any, Final
 from redis.exceptions import RedisError
 
 from jitney.async_client import AsyncClient, AsyncJob
-from jitney.bridging import ANSWER, Partial, answer_of
+from jitney.bridging import ANSWER, Partial, follow
 from jitney.connection import pause_s
 from jitney.errors import InvalidJob, JitneyError, NotDurable, Overloaded, QueueUnavailable, StreamLost
 from jitney.logs import logger
 from jitney.messages import JobSpec
-from jitney.result import Collector
 from jitney.submission import spec_from
 
 MAX_LOSSES: Final = 4
@@ -79,7 +77,7 @@ async def answer(client: AsyncClient, asked: Asked, partial: Partial) -> dict[st
         try:
             job = await enqueue(client, asked)
             num_failures = 0
-            return await _follow(job, partial)
+            return await follow(job, partial)
         except QueueUnavailable as error:
             # Nobody knows whether it came in: the key finds it.
             _log.warning("queue_unavailable", error=str(error))
@@ -99,19 +97,6 @@ async def enqueue(client: AsyncClient, asked: Asked) -> AsyncJob:
         return await client.enqueue_spec(asked.spec, queue=asked.queue, idempotency_key=asked.key)
     except NotDurable as error:
         return client.job(error.job_id)
-
-
-async def _follow(job: AsyncJob, partial: Partial) -> dict[str, Any]:
-    partial.begin(job.id)
-    collector = Collector(job.id)
-    async with contextlib.aclosing(job.batches()) as batches:
-        async for batch in batches:
-            for message in batch:
-                partial.add(message.event)
-                result = collector.add(message.event)
-                if result is not None:
-                    return answer_of(result)
-    raise StreamLost(f"the log of {job.id} ended without a last event")
 
 
 async def cancel(client: AsyncClient, asked: Asked) -> None:

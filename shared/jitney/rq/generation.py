@@ -15,11 +15,10 @@ from rq.defaults import RQ_KEY_PREFIX
 from rq.job import Job
 
 from jitney.async_client import AsyncClient, AsyncJob
-from jitney.bridging import Partial, answer_of
+from jitney.bridging import Partial, follow
 from jitney.connection import pause_s
 from jitney.errors import JitneyError, JobNotFound, Overloaded, QueueUnavailable, StreamLost
 from jitney.messages import JobSpec
-from jitney.result import Collector
 from jitney.rq.held import Held
 from jitney.submission import spec_from
 
@@ -105,19 +104,12 @@ async def _answer(held: Held, asked: Asked) -> dict[str, Any]:
 
 
 async def _follow(held: Held, job: AsyncJob) -> dict[str, Any]:
-    told, collector = Partial(), Collector(job.id)
-    told.begin(job.id)
-    await held.save_meta(**{META: told.shape()})
-    async with contextlib.aclosing(job.batches()) as batches:
-        async for batch in batches:
-            for message in batch:
-                told.add(message.event)
-                result = collector.add(message.event)
-                if result is not None:
-                    await held.save_meta(**{META: told.shape()})
-                    return answer_of(result)
-            await held.save_meta(**{META: told.shape()})
-    raise StreamLost(f"the log of {job.id} ended without a last event")
+    told = Partial()
+
+    async def show() -> None:
+        await held.save_meta(**{META: told.shape()})
+
+    return await follow(job, told, show)
 
 
 async def _withdraw(client: AsyncClient, asked: Asked) -> None:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import orjson
 import typer
 
+from jitney.ask_redis import ask_redis
 from jitney.cards import list_cards
-from jitney.connection import Redis, connect
+from jitney.connection import Redis
 from jitney.dead_view import printable, when
 from jitney.keys import Keys
 from jitney.plugins import outcomes
-from jitney.redis_link import answering
-from jitney.settings import client_settings, usable_url
 from jitney.webhooks.announcements import BATCHES, Announcements, Kept
 from jitney.webhooks.events import event_type
 from jitney.webhooks.settings import SECRET_PREFIX
-
-T = TypeVar("T")
 
 webhooks = typer.Typer(name="webhooks", no_args_is_help=True, help="Webhooks: list, retry, drop; make a secret.")
 
@@ -42,7 +38,7 @@ def list_kept(
 ) -> None:
     """List announcements: those that were given up (dead), and those that wait for their next attempt."""
     with outcomes():
-        found = _ask(redis_url, lambda redis: _kept(redis, limit))
+        found = ask_redis(redis_url, lambda redis: _kept(redis, limit))
     if as_json:
         for one in found:
             typer.echo(orjson.dumps({**asdict(one), "event": event_type(one.object, one.ending)}).decode())
@@ -107,18 +103,5 @@ def _each(
         return num_failed
 
     with outcomes():
-        if _ask(redis_url, do):
+        if ask_redis(redis_url, do):
             raise typer.Exit(1)
-
-
-def _ask(redis_url: str | None, call: Callable[[Redis], Awaitable[T]]) -> T:
-    async def ask() -> Any:
-        redis = connect(usable_url(redis_url or client_settings().url), name="jitney-cli")
-        try:
-            async with answering():
-                return await call(redis)
-        finally:
-            await redis.aclose()
-
-    answer: T = asyncio.run(ask())
-    return answer
